@@ -17,7 +17,7 @@ Weight = Annotated[float, Field(ge=0, le=1_000, allow_inf_nan=False)]
 class Settings(BaseModel):
     """Base of every settings model: frozen, no unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class PrefillTable(Settings):
@@ -161,6 +161,7 @@ class EngineSettings(Settings):
     """vLLM itself; what is not named here is vLLM's default."""
 
     accelerator: Literal["cpu", "gpu"] = "cpu"
+    """What the engine computes on; "cpu" needs the `cpu` extra, "gpu" the `gpu` extra and one GPU a replica."""
     accelerator_type: str | None = None
     """Ray accelerator type of a GPU replica, for example "L4"; null takes any."""
     vllm: dict[str, Any] = Field(default_factory=dict)
@@ -175,7 +176,7 @@ class EngineSettings(Settings):
 class IngressSettings(Settings):
     """The routing step in front of the engines."""
 
-    max_tokenise_chars: int = Field(default=2_000_000, ge=1_000, le=64_000_000)
+    max_tokenise_bytes: int = Field(default=2_000_000, ge=1_000, le=64_000_000)
     """A longer body is routed by load only."""
 
 
