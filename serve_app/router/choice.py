@@ -1,0 +1,75 @@
+"""LBGR's choice: the replica with the least predicted cost.
+
+    cost(r) = miss * prefill(miss tokens | context) + hit * hit seconds + queue * load(r)
+            + affinity * prefill(tokens cached on another replica but not on r) + residual * residual(r)
+
+all in seconds, weights from `RoutingWeights`. The affinity term is a price for breaking a prefix's home, not time that
+the user waits, so it counts in the cost and not in the predicted TTFT. Pure; O(n log n) for n candidates.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serve_app.config import RoutingWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What the router knows of one candidate for one request, unweighted."""
+
+    replica_id: str
+    hit_tokens: int
+    """Leading prompt tokens in the replica's KV cache."""
+    miss_tokens: int
+    """Prompt tokens that it must compute."""
+    elsewhere_tokens: int
+    """Leading prompt tokens that the best other replica holds beyond this one's."""
+    miss_s: float
+    """Prefill seconds of the miss tokens."""
+    hit_s: float
+    """Seconds that the hit tokens still cost."""
+    queue_s: float
+    """Seconds of work already assigned to the replica."""
+    affinity_s: float
+    """Prefill seconds of the tokens held elsewhere."""
+    residual_s: float
+    """The regression's correction; may be negative."""
+    num_open: int
+    """Requests open on the replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTerms:
+    """One candidate's weighted terms, the explanation of a choice."""
+
+    replica_id: str
+    hit_tokens: int
+    miss_s: float
+    hit_s: float
+    queue_s: float
+    affinity_s: float
+    residual_s: float
+    total_s: float
+    """Sum of the weighted terms: what LBGR compares."""
+    predicted_s: float
+    """Predicted TTFT: miss, hit, queue and residual without weights and without the affinity price, at least 0."""
+
+
+def predict_terms(weights: RoutingWeights, view: ReplicaView) -> CandidateTerms:
+    """The candidate's terms under the weights."""
+    terms_s = (
+        weights.miss * view.miss_s,
+        weights.hit * view.hit_s,
+        weights.queue * view.queue_s,
+        weights.affinity * view.affinity_s,
+        weights.residual * view.residual_s,
+    )
+    predicted_s = max(0.0, view.miss_s + view.hit_s + view.queue_s + view.residual_s)
+    return CandidateTerms(view.replica_id, view.hit_tokens, *terms_s, sum(terms_s), predicted_s)
+
+
+def rank(weights: RoutingWeights, views: Sequence[ReplicaView], rng: random.Random) -> list[CandidateTerms]:
+    """All candidates, least total first; candidates of exactly the same total in random order."""
+    keyed = [(terms.total_s, rng.random(), terms) for terms in (predict_terms(weights, view) for view in views)]
+    return [terms for _, _, terms in sorted(keyed, key=lambda one: one[:2])]
