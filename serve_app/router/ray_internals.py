@@ -97,7 +97,7 @@ def use_free_ports(engine: Any, topic: str, node_address: str) -> None:
         kv_events_config={
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": f"tcp://{node_address}:{events_port}",
+            "endpoint": f"tcp://{_as_ipv6(node_address)}:{events_port}",
             "replay_endpoint": f"tcp://{node_address}:{replay_port}",
             "topic": topic,
         }
@@ -105,6 +105,11 @@ def use_free_ports(engine: Any, topic: str, node_address: str) -> None:
     endpoint = f"tcp://{node_address}:{token_port}"
     engine._token_receiver = __getattr__("TokenReceiver")(bind_endpoint=endpoint, store=engine._prompt_token_store)
     engine._prompt_token_zmq_advertised_endpoint = endpoint
+
+
+def _as_ipv6(address: str) -> str:
+    """`address` in the form that vLLM's publisher binds instead of connecting to; see `FairwayScheduler`."""
+    return f"[{address}]" if ":" in address else f"[::ffff:{address}]"
 
 
 def silence_token_tracking(engine_client: Any) -> None:
@@ -117,11 +122,11 @@ def wrap_generate(engine_client: Any, wrap: Callable[[Callable[..., Any]], Calla
     engine_client.generate = wrap(engine_client.generate)
 
 
-def refuse_client_token_ids(app: Any) -> None:
-    """Drop `kv_transfer_params` that a client sent, before Ray puts the ingress' token ids there.
+def refuse_trusted_fields(app: Any) -> None:
+    """Drop from clients' bodies what only the ingress or the operator may say, before Ray adds the ingress' token ids.
 
-    The field is how trusted token ids reach vLLM beside the text; from a client it could pair one prompt with the
-    tokens of another.
+    `kv_transfer_params` is how trusted token ids reach vLLM beside the text: a client could pair one prompt with the
+    tokens of another. `kv_cache_report_mode` re-announces cached blocks: a client could inflate the prefix index.
     """
     for serving_name, method in (
         ("openai_serving_chat", "create_chat_completion"),
@@ -129,12 +134,14 @@ def refuse_client_token_ids(app: Any) -> None:
     ):
         serving = getattr(app.state, serving_name, None)
         if serving is not None:
-            setattr(serving, method, _without_transfer_params(getattr(serving, method)))
+            setattr(serving, method, _without_trusted_fields(getattr(serving, method)))
 
 
-def _without_transfer_params(create: Callable[..., Any]) -> Callable[..., Any]:
+def _without_trusted_fields(create: Callable[..., Any]) -> Callable[..., Any]:
     async def create_without(request: Any, *args: Any, **kwargs: Any) -> Any:
         request.kv_transfer_params = None
+        if request.vllm_xargs:
+            request.vllm_xargs.pop("kv_cache_report_mode", None)
         return await create(request, *args, **kwargs)
 
     return create_without

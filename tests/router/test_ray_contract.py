@@ -73,6 +73,14 @@ def test_routing_stats_still_hold_the_event_endpoints() -> None:
         assert f'"{key}":' in source
 
 
+def test_event_publisher_still_binds_an_ipv4_address_written_as_ipv6() -> None:
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    assert ray_internals._as_ipv6("10.0.0.7") == "[::ffff:10.0.0.7]"
+    assert ray_internals._as_ipv6("fd00::7") == "[fd00::7]"
+    assert 'or "::" in self._endpoint' in inspect.getsource(ZmqEventPublisher._socket_setup)
+
+
 def test_token_tracking_is_silenced_by_an_absent_forwarder() -> None:
     from ray.llm._internal.serve.routing_policies.kv_aware.vllm import token_tracking
 
