@@ -7,6 +7,7 @@ a request that never arrived, releases what its replica does not know of.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -30,6 +31,7 @@ class EventForwarder:
         self._waiting: list[LifecycleEvent] = []
         self._wake = asyncio.Event()
         self._open: set[str] = set()
+        self._queued_s: dict[str, float] = {}
         self._seq = 0
         self._failing = False
         self._task: asyncio.Task[None] | None = None
@@ -50,11 +52,19 @@ class EventForwarder:
         """Requests that were opened and not closed."""
         return frozenset(self._open)
 
+    @property
+    def queued_prefill_s(self) -> float:
+        """Expected prefill seconds of the requests that have no token yet."""
+        return math.fsum(self._queued_s.values())
+
     def report(self, event: LifecycleEvent) -> None:
         """Queue one event; never blocks."""
         if isinstance(event, Opened):
             self._open.add(event.request_id)
-        elif isinstance(event, Closed):
+            self._queued_s[event.request_id] = event.service_s
+        else:
+            self._queued_s.pop(event.request_id, None)
+        if isinstance(event, Closed):
             self._open.discard(event.request_id)
         self._waiting.append(event)
         del self._waiting[:-MAX_EVENTS_KEPT]

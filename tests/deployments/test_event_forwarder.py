@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from serve_app.deployments.event_forwarder import MAX_EVENTS_KEPT, EventForwarder
-from serve_app.router.lifecycle import Closed, LifecycleBatch, Opened
+from serve_app.router.lifecycle import Closed, FirstToken, LifecycleBatch, Opened
 
 
 def _close(request_id: str) -> Closed:
@@ -85,3 +85,17 @@ async def test_events_that_nobody_takes_are_bounded(ingress: Ingress) -> None:
     for number in range(MAX_EVENTS_KEPT + 10):
         forwarder.report(Opened(f"q{number}", 1.0))
     assert len(forwarder._waiting) == MAX_EVENTS_KEPT
+
+
+async def test_queued_work_is_what_waits_for_its_first_token(ingress: Ingress) -> None:
+    forwarder = EventForwarder("r", ingress.send)
+    forwarder.report(Opened("prefilled", 2.0))
+    forwarder.report(Opened("refused", 3.0))
+    forwarder.report(Opened("waiting", 0.5))
+    assert forwarder.queued_prefill_s == 5.5
+    forwarder.report(FirstToken("prefilled", 1.0, 0, 10))
+    forwarder.report(_close("refused"))
+    assert forwarder.queued_prefill_s == 0.5
+    forwarder.report(_close("prefilled"))
+    forwarder.report(_close("waiting"))
+    assert forwarder.queued_prefill_s == 0.0

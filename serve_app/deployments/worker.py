@@ -1,0 +1,89 @@
+"""One replica: Ray Serve LLM's server around one vLLM engine, with our ports, our trace and our middleware.
+
+Usable alone in an existing Ray Serve LLM application as `server_cls`; without an ingress of ours beside it, its
+life-cycle events find nobody and are dropped.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+from ray import serve
+
+from serve_app.deployments.autoscaling import QUEUED_PREFILL_STAT
+from serve_app.deployments.event_forwarder import EventForwarder
+from serve_app.deployments.middleware import FairwayMiddleware
+from serve_app.deployments.request_trace import traced_generate
+from serve_app.router import ray_internals
+from serve_app.router.lifecycle import LifecycleBatch
+
+logger = logging.getLogger("ray.serve")
+
+BROADCAST_TIMEOUT_S = 3.0
+
+
+class ReplicaStartError(RuntimeError):
+    """The engine could not start; the message is one line that says why."""
+
+
+class FairwayEngine(ray_internals.VLLMEngine):  # type: ignore[misc]  # Ray's private classes are untyped
+    """Ray's vLLM engine on free ports, with `generate` traced."""
+
+    def __init__(self, llm_config: Any) -> None:
+        super().__init__(llm_config)
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        ray_internals.use_free_ports(self, replica_id, ray.util.get_node_ip_address())
+
+    def _start_async_llm_engine(self, *args: Any) -> Any:
+        client = super()._start_async_llm_engine(*args)
+        ray_internals.silence_token_tracking(client)
+        ray_internals.wrap_generate(client, traced_generate)
+        return client
+
+
+class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's private classes are untyped
+    """The deployment that serves the OpenAI API of one engine."""
+
+    _default_engine_cls = FairwayEngine
+
+    async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        try:
+            await super().__init__(llm_config, **kwargs)
+        except Exception as error:
+            raise ReplicaStartError(_one_line(error)) from None
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        app = await super().__serve_build_asgi_app__()
+        ray_internals.refuse_trusted_fields(app)
+        context = serve.get_replica_context()
+        self._forwarder = EventForwarder(context.replica_id.unique_id, _broadcaster(context.app_name))
+        self._forwarder.start()
+        ray_internals._add_middleware_to_built_app(
+            app, FairwayMiddleware, replica_id=context.replica_id.unique_id, forwarder=self._forwarder
+        )
+        return app
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `autoscaling.ReplicasForQueuedWork` scales on; Serve asks every replica for it."""
+        forwarder = getattr(self, "_forwarder", None)
+        return {QUEUED_PREFILL_STAT: forwarder.queued_prefill_s if forwarder else 0.0}
+
+
+def _broadcaster(app_name: str) -> Callable[[LifecycleBatch], Awaitable[None]]:
+    """Send a batch to every replica of the ingress in this application."""
+    handle = serve.get_deployment_handle(ray_internals.LLM_ROUTER_DEPLOYMENT_NAME, app_name=app_name)
+
+    async def send(batch: LifecycleBatch) -> None:
+        response = handle.broadcast("on_fairway_events", batch)
+        results = await response.results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
+        if failures:
+            raise failures[0]
+
+    return send
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:600]}"
