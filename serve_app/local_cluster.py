@@ -1,0 +1,184 @@
+"""A Ray cluster on this machine alone: loopback, free ports, its own directory, gone when it is stopped.
+
+The demo and the tests use it. It starts Ray inside the calling process, because `ray start` replaces a loopback address
+by the machine's own, and deploys with the same `serve deploy` that an operator uses.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import yaml
+
+from serve_app.environment import DEFAULT_ENV
+
+LOOPBACK = "127.0.0.1"
+PORTS_A_CLUSTER = 200
+Progress = Callable[[str], None]
+
+
+class ClusterError(RuntimeError):
+    """The cluster or an application did not come up; the message says what Serve said."""
+
+
+class LocalCluster:
+    """Use as a context manager; one per process."""
+
+    def __init__(self, num_cpus: int = 8, num_gpus: int = 0, progress: Progress = lambda text: None) -> None:
+        self._num_cpus = num_cpus
+        self._num_gpus = num_gpus
+        self._progress = progress
+        self.run_dir = Path(tempfile.mkdtemp(prefix="fairway-"))
+        self.token = secrets.token_urlsafe(24)
+        self.http_port, self.dashboard_port, *proxy_ports = _free_ports(5)
+        self._env = self._environment(*proxy_ports)
+
+    @property
+    def url(self) -> str:
+        """Root of the HTTP API."""
+        return f"http://{LOOPBACK}:{self.http_port}"
+
+    def __enter__(self) -> "LocalCluster":
+        self._progress("starting Ray on loopback")
+        os.environ.update(self._env)
+        import ray  # Ray reads its environment when it is imported
+
+        ray.init(
+            num_cpus=self._num_cpus,
+            num_gpus=self._num_gpus,
+            include_dashboard=True,
+            dashboard_host=LOOPBACK,
+            dashboard_port=self.dashboard_port,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=str(self.run_dir / "ray"),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def deploy(self, config: dict[str, Any], timeout_s: float = 600.0) -> None:
+        """`serve deploy` a Serve config, on this cluster's port, and wait until every application runs.
+
+        Raises:
+            ClusterError: an application failed or was not running after `timeout_s`.
+        """
+        path = self.run_dir / "serve.yaml"
+        options = {**config.get("http_options", {}), "host": LOOPBACK, "port": self.http_port}
+        path.write_text(yaml.safe_dump({**config, "http_options": options}))
+        self._serve_deploy(path)
+        self._wait_until_running({app["name"] for app in config["applications"]}, time.monotonic() + timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        """Serve's applications by name, over Ray's REST API: the `serve status` command takes seconds to start."""
+        answer = httpx.get(
+            f"http://{LOOPBACK}:{self.dashboard_port}/api/serve/applications/",
+            headers={"Authorization": f"Bearer {self._env['RAY_AUTH_TOKEN']}"},
+            timeout=30.0,
+        )
+        answer.raise_for_status()
+        applications: dict[str, Any] = answer.json()["applications"]
+        return applications
+
+    def stop(self) -> None:
+        """Stop everything that was started here, by its own ids."""
+        import ray
+        from ray import serve
+
+        self._progress("stopping")
+        with suppress(Exception):
+            serve.shutdown()
+        with suppress(Exception):
+            ray.shutdown()
+        self._stop_haproxy()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def _wait_until_running(self, names: set[str], deadline_s: float) -> None:
+        started_s = time.monotonic()
+        while True:
+            applications = self.status()
+            states = {name: applications.get(name, {}).get("status", "NOT_STARTED") for name in sorted(names)}
+            failed = [name for name, state in states.items() if state in ("DEPLOY_FAILED", "UNHEALTHY")]
+            if failed:
+                raise ClusterError("; ".join(f"{name}: {_why(applications[name])}" for name in failed))
+            if all(state == "RUNNING" for state in states.values()) and self._answers():
+                return
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"not running in time: {states}")
+            shown = ", ".join(f"{name} {state.lower()}" for name, state in states.items())
+            self._progress(f"waiting for replicas: {shown} ({time.monotonic() - started_s:.0f} s)")
+            time.sleep(2.0)
+
+    def _answers(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/-/healthz", timeout=2.0).status_code == 200
+        return False
+
+    def _serve_deploy(self, path: Path) -> None:
+        command = [str(Path(sys.executable).with_name("serve")), "deploy", str(path)]
+        run = subprocess.run(
+            [*command, "--address", f"http://{LOOPBACK}:{self.dashboard_port}"],
+            env={**os.environ, **self._env},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+        if run.returncode != 0:
+            raise ClusterError(f"`serve deploy` failed: {(run.stderr or run.stdout).strip()[-800:]}")
+
+    def _environment(self, stats_port: int, metrics_port: int, fallback_port: int) -> dict[str, str]:
+        proxy_dir = self.run_dir / "proxy"
+        first = 30_000 + secrets.randbelow(100) * PORTS_A_CLUSTER
+        return {
+            **DEFAULT_ENV,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Nothing is worth draining when a cluster of one machine is stopped; 30 s is Ray's default.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy_dir / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy_dir / "admin.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy_dir),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy_dir / "server-state"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy_dir / "metrics.sock"),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + PORTS_A_CLUSTER - 1),
+        }
+
+    def _stop_haproxy(self) -> None:
+        """HAProxy outlives its parent; ours are those that were started with this run's configuration file."""
+        mine = str(self.run_dir / "proxy").encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mine in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGTERM)
+
+
+def _why(application: dict[str, Any]) -> str:
+    """What Serve says: of the deployments that are not healthy, else of the application."""
+    unhealthy = [d for d in application.get("deployments", {}).values() if d.get("status") != "HEALTHY"]
+    messages = [part.get("message", "").strip() for part in (*unhealthy, application)]
+    return next((message for message in messages if message), "no reason given")
+
+
+def _free_ports(count: int) -> list[int]:
+    from serve_app.router.ray_internals import free_ports
+
+    return free_ports(count, LOOPBACK)
