@@ -22,6 +22,7 @@ from serve_app.config import FairwayServeConfig, RoutingDocument
 from serve_app.deployments import middleware
 from serve_app.deployments.engine_config import engine_policy
 from serve_app.environment import check_environment
+from serve_app.observability.metrics import RoutingMetrics
 from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.router import ray_internals
 from serve_app.router.block_hashes import seed_fingerprint
@@ -32,6 +33,7 @@ from serve_app.router.routing_state import RouteRequest
 logger = logging.getLogger("ray.serve")
 
 BODY_TRUNCATED_HEADER = "x-body-truncated"
+PUBLISH_EVERY_S = 5.0
 
 ingress_app = FastAPI(openapi_url=None)
 
@@ -78,6 +80,7 @@ class FairwayIngress:
         self._token_sender = ray_internals.TokenSender()
         self._handle = server
         self._handle._init()
+        self._publishing = asyncio.get_running_loop().create_task(self._publish_forever())
         # What vLLM's modules left behind never dies; scanning it again and again stalls routing for half a second.
         gc.collect()
         gc.freeze()
@@ -123,6 +126,15 @@ class FairwayIngress:
             "kv_events": asdict(self._live.subscriber.counters),
             "hash_seed": seed_fingerprint(),
         }
+
+    async def _publish_forever(self) -> None:
+        metrics = RoutingMetrics()
+        while True:
+            await asyncio.sleep(PUBLISH_EVERY_S)
+            try:
+                metrics.publish(await self.state())
+            except Exception:  # a metric must never take routing down
+                logger.exception("Publishing metrics failed; trying again in %s s", PUBLISH_EVERY_S)
 
     async def _tokenise(self, body: dict[str, Any] | None, size_bytes: int) -> list[int] | None:
         """Prompt token ids of a chat or single-prompt body; None where the request is routed by load."""
