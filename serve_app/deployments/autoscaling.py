@@ -84,10 +84,6 @@ class ReplicasForQueuedWork:
         return desired_replicas(work, ctx.current_num_replicas, lowest, max(1, highest), target), {}
 
 
-replicas_for_queued_work = ReplicasForQueuedWork
-"""The name by which configurations select the policy."""
-
-
 def _check_target(target_queued_s: float) -> None:
     if not 0 < target_queued_s < math.inf:
         raise ValueError(f"target_queued_s must be finite and above 0, got {target_queued_s}")

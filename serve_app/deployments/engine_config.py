@@ -10,7 +10,7 @@ from serve_app.config import EnginePolicy, FairwayServeConfig, PrefillTable, Rep
 
 SCHEDULER = "serve_app.policies.vllm_hooks.FairwayScheduler"
 ROUTER = "serve_app.router.request_router.LbgrRouter"
-AUTOSCALING = "serve_app.deployments.autoscaling:replicas_for_queued_work"
+AUTOSCALING = "serve_app.deployments.autoscaling:ReplicasForQueuedWork"
 
 
 class ConfigError(ValueError):
