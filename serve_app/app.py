@@ -41,4 +41,6 @@ def build_control(config: ControlConfig) -> Application:
     """The admin application: weights, state and the dashboard."""
     from serve_app.deployments.control import FairwayControl
 
-    return serve.deployment(FairwayControl, num_replicas=1, ray_actor_options={"num_cpus": 0}).bind(config)
+    # On the head node: a worker may be scaled away, and the history in its file system with it.
+    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+    return serve.deployment(FairwayControl, num_replicas=1, ray_actor_options=options).bind(config)
