@@ -8,16 +8,13 @@ versioned document that the control deployment edits. Unknown fields are errors 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from serve_app.emulation.settings import EmulationSettings
+from serve_app.settings import Settings
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, le=1_000, allow_inf_nan=False)]
-
-
-class Settings(BaseModel):
-    """Base of every settings model: frozen, no unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class PrefillTable(Settings):
@@ -169,6 +166,8 @@ class EngineSettings(Settings):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of the engine's processes, for example VLLM_CPU_KVCACHE_SPACE."""
     policy: EnginePolicy = EnginePolicy()
+    emulation: EmulationSettings | None = None
+    """Replaces the forward pass by its duration, without a model; null runs the real model."""
     prefill_profile: Path | None = None
     """JSON file with a `PrefillTable`, read once by the builder; relative to the working directory."""
 

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from serve_app import app
-from serve_app.config import ControlConfig, EnginePolicy, FairwayServeConfig, PrefillTable, RoutingWeights, Settings
+from serve_app.config import ControlConfig, EnginePolicy, FairwayServeConfig, PrefillTable, RoutingWeights
+from serve_app.settings import Settings
 
 TABLE = {"device": "d", "model": "m", "dtype": "bf16", "vllm_version": "0.29.0", "date": "2026-11-30"}
 
