@@ -8,6 +8,7 @@ from ray.serve.llm import LLMConfig
 
 from serve_app.config import EnginePolicy, FairwayServeConfig, PrefillTable, ReplicaSettings
 
+EMULATED_WORKER = "serve_app.emulation.worker.EmulatedGpuWorker"
 SCHEDULER = "serve_app.policies.vllm_hooks.FairwayScheduler"
 ROUTER = "serve_app.router.request_router.LbgrRouter"
 AUTOSCALING = "serve_app.deployments.autoscaling:ReplicasForQueuedWork"
@@ -68,13 +69,11 @@ def _engine_kwargs(config: FairwayServeConfig) -> dict[str, Any]:
         raise ConfigError(
             f"engine.vllm sets {sorted(clash)}, which fairway-serve sets itself; use engine.policy instead"
         )
-    policy = engine_policy(config)
-    return {
-        "enable_prefix_caching": True,
-        **given,
-        "scheduler_cls": SCHEDULER,
-        "additional_config": {"fairway": policy.model_dump(mode="json")},
-    }
+    additional = {"fairway": engine_policy(config).model_dump(mode="json")}
+    if config.engine.emulation is not None:
+        given |= {"worker_cls": EMULATED_WORKER, "load_format": "dummy"}
+        additional["emulation"] = config.engine.emulation.model_dump(mode="json")
+    return {"enable_prefix_caching": True, **given, "scheduler_cls": SCHEDULER, "additional_config": additional}
 
 
 def _source(source: str) -> str:
