@@ -1,0 +1,63 @@
+"""Orders of a waiting queue under one signature, chosen by name.
+
+Every ordering takes Fairway's parameters and five arrays of shape (n,) and answers a permutation of their indices,
+first served first; see `fairway.waiting_order` for the arrays. Ties go by arrival, then by index, so every order is
+total. An ordering that needs fewer arrays ignores the rest.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from serve_app.policies.fairway import FairwayParams, FloatArray, IntArray, waiting_order
+
+Ordering: TypeAlias = Callable[[FairwayParams, IntArray, IntArray, FloatArray, FloatArray, FloatArray], IntArray]
+
+
+def fcfs(
+    params: FairwayParams,
+    hit_tokens: IntArray,
+    todo_tokens: IntArray,
+    waited_s: FloatArray,
+    prefill_s: FloatArray,
+    arrival_s: FloatArray,
+) -> IntArray:
+    """First come, first served: by arrival. O(n log n)."""
+    order: IntArray = np.argsort(arrival_s, kind="stable")
+    return order
+
+
+def lpm(
+    params: FairwayParams,
+    hit_tokens: IntArray,
+    todo_tokens: IntArray,
+    waited_s: FloatArray,
+    prefill_s: FloatArray,
+    arrival_s: FloatArray,
+) -> IntArray:
+    """Longest prefix match first, in tokens; it can starve a request without hits. SGLang's `lpm`. O(n log n)."""
+    order: IntArray = np.lexsort((arrival_s, -hit_tokens))
+    return order
+
+
+ORDERINGS: dict[str, Ordering] = {"fairway": waiting_order, "fcfs": fcfs, "lpm": lpm}
+"""Orderings by the name that the settings use."""
+
+
+def order_within_classes(
+    ordering: Ordering,
+    params: FairwayParams,
+    priority: IntArray,
+    hit_tokens: IntArray,
+    todo_tokens: IntArray,
+    waited_s: FloatArray,
+    prefill_s: FloatArray,
+    arrival_s: FloatArray,
+) -> IntArray:
+    """Smaller `priority` (n,) first; `ordering` decides within each class. The rest is as for every `Ordering`."""
+    parts = [np.empty(0, dtype=np.int64)]
+    for priority_class in np.unique(priority):
+        m = np.flatnonzero(priority == priority_class)
+        parts.append(m[ordering(params, hit_tokens[m], todo_tokens[m], waited_s[m], prefill_s[m], arrival_s[m])])
+    return np.concatenate(parts)
