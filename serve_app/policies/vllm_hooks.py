@@ -1,0 +1,288 @@
+"""vLLM's scheduler and block pool with our policies inside; the only file here that imports vLLM.
+
+Chosen by vLLM's own arguments, in `vllm serve` as under Ray:
+
+    scheduler_cls="serve_app.policies.vllm_hooks.FairwayScheduler"
+    additional_config={"fairway": {...fields of serve_app.config.EnginePolicy...}}
+
+Each hook reads numbers off requests or blocks, calls the pure policy and applies its answer; vLLM's own `schedule` and
+allocation run unchanged. What is touched of vLLM is named in tests/policies/test_vllm_contract.py.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from random import Random
+from typing import Any
+
+import numpy as np
+import zmq
+from pydantic import ValidationError
+from vllm.config import VllmConfig
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock, make_block_hash_with_group_id
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request, RequestStatus
+
+from serve_app.config import EnginePolicy
+from serve_app.policies.eviction import RltFreeBlocks
+from serve_app.policies.fairway import FairwayParams, IntArray
+from serve_app.policies.orderings import ORDERINGS, order_within_classes
+from serve_app.policies.prefill_profile import PrefillProfile
+from serve_app.policies.prefix_search import longest_prefix
+
+# Below vLLM's own logger, so that the engine's process prints it in vLLM's format.
+logger = logging.getLogger("vllm.fairway")
+
+_READY = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped here
+    """vLLM's scheduler with the waiting queue in our order and the KV blocks evicted by our policy.
+
+    With vLLM's priority policy, priority stays the outer order and ours holds within a class. A preempted request keeps
+    its arrival. Derived from AsyncScheduler, as vLLM would turn asynchronous scheduling off for any other base.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        """Raises ValueError on a bad `additional_config["fairway"]` and where RLT can't work with the model."""
+        policy = read_policy(vllm_config.additional_config)
+        # vLLM's event publisher binds only what looks like a wildcard or IPv6, and connects anything else: an IPv4
+        # address written as IPv6 ("[::ffff:10.0.0.7]") binds that address alone, once ZeroMQ may use IPv6.
+        zmq.Context.instance().setsockopt(zmq.IPV6, 1)
+        super().__init__(vllm_config, *args, **kwargs)
+        self.engine_policy = policy
+        self.waiting = OrderedWaitingQueue()
+        self._fairway_params = FairwayParams(policy.fast_weight, policy.patience_multiple, policy.patience_floor_s)
+        self._prefill_profile = _profile(policy)
+        self._prefix_lookup = PrefixLookup(self.kv_cache_manager)
+        self._rlt = None
+        if policy.eviction == "rlt" and self.cache_config.enable_prefix_caching:
+            self._rlt = install_rlt(self.kv_cache_manager, Random(policy.seed))
+        logger.info("fairway-serve: ordering=%s eviction=%s", policy.ordering, policy.eviction)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if self._rlt is not None:
+            self._rlt.begin_step()
+        if self._may_admit():
+            self._take_back_ready_requests()
+            self._reorder_waiting()
+        return super().schedule(throttle_prefills)
+
+    def _now_s(self) -> float:
+        """The clock of `Request.arrival_time`; a simulator overrides it."""
+        return time.time()
+
+    def _may_admit(self) -> bool:
+        """Whether this step could start a waiting request at all; an order that nobody reads needs no work."""
+        num_running = len(self.running) + self.num_waiting_for_streaming_input
+        return bool(self.pause_state == PauseState.UNPAUSED and num_running < self.max_num_running_reqs)
+
+    def _take_back_ready_requests(self) -> None:
+        """Move requests that are no longer blocked from `skipped_waiting` to `waiting`.
+
+        vLLM drains `skipped_waiting` first, so such a request would pass any order. Those that still wait for a
+        grammar, for streamed input or for remote KV (which holds blocks already) stay with vLLM.
+        """
+        ready = [request for request in self.skipped_waiting if self._is_ready(request)]
+        if ready:
+            self.skipped_waiting.remove_requests(ready)
+            self.waiting.extend(ready)
+
+    def _is_ready(self, request: Request) -> bool:
+        if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            return bool(self._try_promote_blocked_waiting_request(request))
+        return request.status in _READY
+
+    def _reorder_waiting(self) -> None:
+        requests = list(self.waiting)
+        if len(requests) > 1:
+            self.waiting.reorder([requests[index] for index in self._waiting_order(requests).tolist()])
+
+    def _waiting_order(self, requests: list[Request]) -> IntArray:
+        """`requests`: n waiting ones. Returns: (n,), a permutation of their indices, first served first."""
+        hit_tokens = np.array(self._prefix_lookup.hit_tokens(requests), dtype=np.int64)
+        all_tokens = np.array([request.num_tokens for request in requests], dtype=np.int64)
+        prompt_tokens = np.array([request.num_prompt_tokens for request in requests], dtype=np.int64)
+        arrival_s = np.array([request.arrival_time for request in requests], dtype=np.float64)
+        # The front end stamps arrivals, maybe on another machine: its clock may be ahead.
+        waited_s = np.maximum(self._now_s() - arrival_s, 0.0)
+        prefill_s = self._prefill_profile.prefill_s(prompt_tokens)
+        priority = np.zeros_like(hit_tokens)
+        if self.policy == SchedulingPolicy.PRIORITY:
+            priority = np.array([request.priority for request in requests], dtype=np.int64)
+        columns = (hit_tokens, all_tokens - hit_tokens, waited_s, prefill_s, arrival_s)
+        return order_within_classes(ORDERINGS[self.engine_policy.ordering], self._fairway_params, priority, *columns)
+
+
+class OrderedWaitingQueue(FCFSRequestQueue):  # type: ignore[misc]  # vLLM is untyped here
+    """A waiting queue in whatever order it was given last, under any of vLLM's policies.
+
+    `add_request` puts a request last and `prepend_request` (a preemption) first, but only until the next step: nothing
+    is admitted before the order is computed anew, and there a preempted request stands where its arrival puts it.
+    """
+
+    def reorder(self, requests: Iterable[Request]) -> None:
+        self.clear()
+        self.extend(requests)
+
+
+def read_policy(additional_config: object) -> EnginePolicy:
+    """The validated `additional_config["fairway"]`; without one, the defaults.
+
+    Raises ValueError, in one line, with each bad field's name, its value and its bound.
+    """
+    fields = additional_config.get("fairway", {}) if isinstance(additional_config, Mapping) else {}
+    try:
+        return EnginePolicy.model_validate(fields)
+    except ValidationError as error:
+        problems = (
+            f"{'.'.join(map(str, problem['loc'])) or 'fairway'}={problem['input']!r}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise ValueError('additional_config["fairway"]: ' + "; ".join(problems)) from None
+
+
+def _profile(policy: EnginePolicy) -> PrefillProfile:
+    if policy.prefill_profile is not None:
+        return PrefillProfile(policy.prefill_profile)
+    profile = PrefillProfile.flat()
+    logger.warning("fairway-serve: no prefill_profile is configured, %s", profile.table.derived)
+    return profile
+
+
+class PrefixLookup:
+    """How many of a waiting request's tokens are cached, without a trace in vLLM's statistics or events.
+
+    A full-attention model is asked block by block: cached blocks form prefixes, so a search from the last answer takes
+    two look-ups when nothing changed. (Right after `evict_blocks` cut a hole, it may answer too much; that moves the
+    request in the queue, no more.) Any other model is asked through vLLM's coordinator, in O(cached blocks).
+    """
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._manager = manager
+        self._coordinator = manager.coordinator
+        self._hit_blocks: dict[str, int] = {}
+        self._searches = _is_full_attention(manager) and not self._coordinator.eagle_group_ids
+
+    def hit_tokens(self, requests: list[Request]) -> list[int]:
+        """(n,), for each request; forgets the requests that are not asked for again."""
+        last, self._hit_blocks = self._hit_blocks, {}
+        return [self._hit_tokens(request, last.get(request.request_id, 0)) for request in requests]
+
+    def _hit_tokens(self, request: Request, last_hit_blocks: int) -> int:
+        if request.num_computed_tokens:
+            return int(request.num_computed_tokens)
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return 0
+        # The last token is always computed, as its logits are needed.
+        max_hit_tokens = request.num_tokens - 1
+        if not self._searches:
+            return int(self._coordinator.find_longest_cache_hit(request.block_hashes, max_hit_tokens)[1])
+        pool, hashes = self._manager.block_pool, request.block_hashes
+        get_one_block = pool.cached_block_hash_to_block.get_one_block
+
+        def is_cached(index: int) -> bool:
+            return get_one_block(make_block_hash_with_group_id(hashes[index], 0)) is not None
+
+        hit_blocks = longest_prefix(is_cached, max_hit_tokens // pool.hash_block_size, last_hit_blocks)
+        self._hit_blocks[request.request_id] = hit_blocks
+        return int(hit_blocks * pool.hash_block_size)
+
+
+def _is_full_attention(manager: KVCacheManager) -> bool:
+    """Whether the model has one KV cache group, which keeps every block of a request as long as the request."""
+    managers = manager.coordinator.single_type_managers
+    return isinstance(manager.coordinator, UnitaryKVCacheCoordinator) and type(managers[0]) is FullAttentionManager
+
+
+def install_rlt(manager: KVCacheManager, rng: Random) -> RltFreeBlocks:
+    """Let the manager's block pool evict by RLT from now on; call it before the first request.
+
+    The pool keeps its identity and changes its class: coordinator, managers and connectors hold references to it, and
+    a replacement object would have to be planted in each of them. Raises ValueError on a model that isn't one group of
+    full attention, where a block's chain is not what RLT takes it for.
+    """
+    if not _is_full_attention(manager):
+        groups = [type(group.kv_cache_spec).__name__ for group in manager.kv_cache_config.kv_cache_groups]
+        raise ValueError(f"eviction='rlt' needs one KV cache group, of full attention, not {groups}; set it to 'lru'")
+    pool = manager.block_pool
+    free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+    rlt = RltFreeBlocks(pool.num_gpu_blocks, free, rng)
+    pool.free_block_queue = RltFreeBlockQueue(pool.blocks, rlt)
+    pool.__class__ = RltBlockPool
+    return rlt
+
+
+class RltBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is untyped here
+    """vLLM's block pool, telling RLT which block continues which, and which hold nothing any more."""
+
+    free_block_queue: "RltFreeBlockQueue"
+
+    def cache_full_blocks(
+        self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int, num_full_blocks: int, **kwargs: Any
+    ) -> None:
+        super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, **kwargs)
+        rlt = self.free_block_queue.rlt
+        for index in range(num_cached_blocks, num_full_blocks):
+            if blocks[index].block_hash is not None:
+                rlt.cache(blocks[index].block_id, blocks[index - 1].block_id if index else None)
+
+    def _remove_cached_block_hashes(self, block: KVCacheBlock) -> list[BlockHashWithGroupId]:
+        self.free_block_queue.rlt.uncache(block.block_id)
+        hashes: list[BlockHashWithGroupId] = super()._remove_cached_block_hashes(block)
+        return hashes
+
+    def reset_prefix_cache(self) -> bool:
+        done = bool(super().reset_prefix_cache())
+        if done:
+            for block in self.blocks:
+                self.free_block_queue.rlt.uncache(block.block_id)
+        return done
+
+
+class RltFreeBlockQueue:
+    """RLT in the place of vLLM's `FreeKVCacheBlockQueue`; blocks in, blocks out.
+
+    Where a block is put, in front or at the end, means nothing to RLT: it knows itself which are cached.
+    """
+
+    def __init__(self, blocks: list[KVCacheBlock], rlt: RltFreeBlocks) -> None:
+        self._blocks = blocks
+        self.rlt = rlt
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.rlt.num_free
+
+    def popleft(self) -> KVCacheBlock:
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        return [self._blocks[block_id] for block_id in self.rlt.take(n)]
+
+    def remove(self, block: KVCacheBlock) -> None:
+        self.rlt.claim(block.block_id)
+
+    def append(self, block: KVCacheBlock) -> None:
+        self.rlt.release([block.block_id])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        self.rlt.release([block.block_id for block in blocks])
+
+    prepend_n = append_n
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        return [self._blocks[block_id] for block_id in self.rlt.free_blocks()]
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """The free blocks, likely sooner reused first; from the start again when `cursor` is no longer free."""
+        free = self.rlt.free_blocks()
+        start = free.index(cursor.block_id) + 1 if cursor is not None and self.rlt.is_free(cursor.block_id) else 0
+        return (self._blocks[block_id] for block_id in free[start:])
