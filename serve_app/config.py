@@ -169,7 +169,7 @@ class EngineSettings(Settings):
     emulation: EmulationSettings | None = None
     """Replaces the forward pass by its duration, without a model; null runs the real model."""
     prefill_profile: Path | None = None
-    """JSON file with a `PrefillTable`, read once by the builder; relative to the working directory."""
+    """JSON file with a `PrefillTable`, read once by the builder; relative to the working directory or the project."""
 
 
 class IngressSettings(Settings):

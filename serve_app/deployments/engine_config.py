@@ -9,6 +9,7 @@ from ray.serve.llm import LLMConfig
 from serve_app.config import EnginePolicy, FairwayServeConfig, PrefillTable, ReplicaSettings
 
 EMULATED_WORKER = "serve_app.emulation.worker.EmulatedGpuWorker"
+PROJECT = Path(__file__).resolve().parents[2]
 SCHEDULER = "serve_app.policies.vllm_hooks.FairwayScheduler"
 ROUTER = "serve_app.router.request_router.LbgrRouter"
 AUTOSCALING = "serve_app.deployments.autoscaling:ReplicasForQueuedWork"
@@ -48,18 +49,23 @@ def engine_policy(config: FairwayServeConfig) -> EnginePolicy:
 
 
 def read_profile(path: Path) -> PrefillTable:
-    """Read and check a prefill profile.
+    """Read and check a prefill profile; a relative path counts from the working directory, else from the project.
 
     Raises:
         ConfigError: the file is missing, no JSON, or not a `PrefillTable`.
     """
     try:
-        return PrefillTable.model_validate(json.loads(path.expanduser().read_text()))
+        return PrefillTable.model_validate(json.loads(_found(path.expanduser()).read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"engine.prefill_profile={str(path)!r} can't be used: {' '.join(str(error).split())}; "
             "name a file made by `fairway-serve profile`, or null"
         ) from error
+
+
+def _found(path: Path) -> Path:
+    # Serve builds an application in a worker process, whose working directory is not the operator's.
+    return path if path.exists() else PROJECT / path
 
 
 def _engine_kwargs(config: FairwayServeConfig) -> dict[str, Any]:

@@ -54,6 +54,13 @@ def test_unusable_profile_names_field_path_and_fix(tmp_path: Path, content: str 
         read_profile(path)
 
 
+def test_relative_profile_is_found_in_the_project_from_any_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_profile(Path("configs/profiles/cpu-smollm2-135m.json")).model == "smollm2-135m-instruct"
+
+
 def test_model_directory_that_is_not_there_names_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.source=.*nowhere.*fairway-serve prepare-model"):
         llm_config(_config(tmp_path / "nowhere"))
