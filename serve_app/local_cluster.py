@@ -70,7 +70,7 @@ class LocalCluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
 
-    def deploy(self, config: dict[str, Any], timeout_s: float = 600.0) -> None:
+    def deploy(self, config: dict[str, Any], timeout_s: float = 600.0, progress: Progress | None = None) -> None:
         """`serve deploy` a Serve config, on this cluster's port, and wait until every application runs.
 
         Raises:
@@ -80,7 +80,8 @@ class LocalCluster:
         options = {**config.get("http_options", {}), "host": LOOPBACK, "port": self.http_port}
         path.write_text(yaml.safe_dump({**config, "http_options": options}))
         self._serve_deploy(path)
-        self._wait_until_running({app["name"] for app in config["applications"]}, time.monotonic() + timeout_s)
+        names = {app["name"] for app in config["applications"]}
+        self._wait_until_running(names, time.monotonic() + timeout_s, progress or self._progress)
 
     def status(self) -> dict[str, Any]:
         """Serve's applications by name, over Ray's REST API: the `serve status` command takes seconds to start."""
@@ -106,7 +107,7 @@ class LocalCluster:
         self._stop_haproxy()
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
-    def _wait_until_running(self, names: set[str], deadline_s: float) -> None:
+    def _wait_until_running(self, names: set[str], deadline_s: float, progress: Progress) -> None:
         started_s = time.monotonic()
         while True:
             applications = self.status()
@@ -119,7 +120,7 @@ class LocalCluster:
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"not running in time: {states}")
             shown = ", ".join(f"{name} {state.lower()}" for name, state in states.items())
-            self._progress(f"waiting for replicas: {shown} ({time.monotonic() - started_s:.0f} s)")
+            progress(f"waiting for replicas: {shown} ({time.monotonic() - started_s:.0f} s)")
             time.sleep(2.0)
 
     def _answers(self) -> bool:
