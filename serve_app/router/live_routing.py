@@ -24,7 +24,9 @@ _SHARED: dict[str, "LiveRouting"] = {}
 class LiveRouting:
     """One process' routing state with what feeds it: the block hasher and the KV-event subscriber."""
 
-    def __init__(self, settings: RouterSettings, profile: PrefillProfile) -> None:
+    def __init__(self, settings: RouterSettings, profile: PrefillProfile, *, own_topics: bool = True) -> None:
+        """Args: own_topics: replicas publish under their unique ids (`ray_internals.use_free_ports`), not under ""."""
+        self._own_topics = own_topics
         self.state = RoutingState(settings, profile, None)
         self.subscriber = KvEventSubscriber(self.state.index)
         self.hasher: BlockHasher | None = None
@@ -46,12 +48,9 @@ class LiveRouting:
             if endpoints is not None and replica_id not in self._followed:
                 self._followed.add(replica_id)
                 self._learn_block_size(endpoints["block_size"])
-                # The topic is the replica's unique id: see `ray_internals.use_free_ports`.
-                self._run(
-                    self.subscriber.follow(
-                        replica_id, replica_id, endpoints["endpoint"], endpoints.get("replay_endpoint")
-                    )
-                )
+                topic = replica_id if self._own_topics else ""
+                replay_endpoint = endpoints.get("replay_endpoint")
+                self._run(self.subscriber.follow(replica_id, topic, endpoints["endpoint"], replay_endpoint))
 
     def _learn_block_size(self, block_size_tokens: int) -> None:
         if self.hasher is None:

@@ -30,7 +30,7 @@ class LbgrRouter(ray_internals.KVAwareRouter):  # type: ignore[misc]  # Ray's pr
         """Find the ingress' state, or make one from `request_router_kwargs: {settings: {...}}`."""
         shared = shared_routing_state(str(self._deployment_id))
         self._alone = shared is None
-        self._live = shared or LiveRouting(_settings_alone(settings), PrefillProfile.flat())
+        self._live = shared or LiveRouting(_settings_alone(settings), PrefillProfile.flat(), own_topics=False)
 
     def update_replicas(self, replicas: list[Any]) -> None:
         """Serve's view of the running replicas changed, or one advertised new routing stats."""
