@@ -19,10 +19,15 @@ from serve_app.config import ModelSettings, RoutingDocument
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve one text model by remaining prefill work.")
 weights_app = typer.Typer(no_args_is_help=True, help="Read or change the routing weights of a running deployment.")
 app.add_typer(weights_app, name="weights")
+grafana_app = typer.Typer(no_args_is_help=True, help="Put our dashboard into a Grafana.")
+app.add_typer(grafana_app, name="grafana")
 
 DEFAULT_MODEL = Path(ModelSettings().source)
 DEFAULT_URL = "http://127.0.0.1:8000"
 PROFILE_LIMIT_S = 1_800.0
+CONTROL_TOKEN_ORIGIN = (
+    "control keeps the one that it generated in ~/.local/state/fairway-serve/control.token on its node"
+)
 EXPERIMENTS = {"gsp": "generated shared prefixes: groups of prompts that share their first half, Poisson arrivals"}
 INTERRUPTED = 130
 """What typer makes of a Ctrl-C, as shells do."""
@@ -207,7 +212,7 @@ def weights_set(
 
     try:
         changed(RoutingDocument(), changes)  # what is written wrong is said before anything is asked for
-        token = _token(token_file)
+        token = _token(token_file, "FAIRWAY_TOKEN", CONTROL_TOKEN_ORIGIN)
         before = read_document(url)
         wanted = changed(before, changes)
         if wanted == before:
@@ -219,6 +224,26 @@ def weights_set(
     except ControlError as error:
         _fail(str(error))
     typer.echo("\n".join(differences(before, after)))
+
+
+@grafana_app.command("push")
+def grafana_push(
+    url: Annotated[str, typer.Option("--url", help="Where Grafana listens.")],
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="File with a service account token.")] = None,
+) -> None:
+    """Make or update folder and dashboard; a second run changes nothing.
+
+    The token is read from --token-file or the environment variable GRAFANA_TOKEN.
+
+    Example: GRAFANA_TOKEN=... fairway-serve grafana push --url http://127.0.0.1:3000
+    """
+    from serve_app.observability.provision import ProvisionError, push
+
+    token = _token(token_file, "GRAFANA_TOKEN", "make a service account token in Grafana")
+    try:
+        typer.echo("\n".join(push(url, token)))
+    except ProvisionError as error:
+        _fail(str(error))
 
 
 def _table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -243,13 +268,10 @@ def _lengths(text: str) -> list[int]:
     return lengths
 
 
-def _token(token_file: Path | None) -> str:
-    token = token_file.expanduser().read_text() if token_file is not None else os.environ.get("FAIRWAY_TOKEN", "")
+def _token(token_file: Path | None, variable: str, origin: str) -> str:
+    token = token_file.expanduser().read_text() if token_file is not None else os.environ.get(variable, "")
     if not token.strip():
-        raise WrittenWrong(
-            "a change needs control's token: set FAIRWAY_TOKEN or give --token-file; control keeps the one that it "
-            "generated in ~/.local/state/fairway-serve/control.token on its node"
-        )
+        raise WrittenWrong(f"a token is needed: set {variable} or give --token-file; {origin}")
     return token.strip()
 
 

@@ -24,6 +24,7 @@ COMMANDS = (
     ["simulate"],
     ["weights", "get"],
     ["weights", "set"],
+    ["grafana", "push"],
 )
 
 
@@ -219,7 +220,7 @@ def test_token_is_read_from_a_file_and_a_wrong_one_is_named(
     monkeypatch.delenv("FAIRWAY_TOKEN")
     command = ("weights", "set", "hit=3", "--url", control.url)
     code, _, err = run(*command)
-    assert (code, err.split(":")[1]) == (2, " a change needs control's token")
+    assert (code, err.split(":")[1]) == (2, " a token is needed")
     assert run(*command, "--token-file", str(tmp_path / "empty"))[0] == 2
     code, _, err = run(*command, "--token-file", str(tmp_path / "wrong"))
     assert code == 1
