@@ -17,11 +17,12 @@ def build(config: FairwayServeConfig) -> Application:
     """The serving application: replicas of one model behind the routing step."""
     check_environment(os.environ)
     # Imported here, after the check: these modules load vLLM, and Ray reads its mode when it is imported.
-    from serve_app.deployments.engine_config import llm_config
+    from serve_app.deployments.engine_config import llm_config, with_profile
     from serve_app.deployments.ingress import FairwayIngress
     from serve_app.deployments.worker import FairwayServer
     from serve_app.router import ray_internals
 
+    config = with_profile(config)
     llm = llm_config(config)
     server = ray_internals._build_direct_streaming_llm_deployment(llm, deployment_cls=FairwayServer)
     # No CPU of its own, so that it runs beside Serve's proxy on any node; the hash seed must be the engines'.

@@ -15,7 +15,7 @@ from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.config import EnginePolicy, FairwayServeConfig, ModelSettings
-from serve_app.deployments.engine_config import ConfigError, llm_config
+from serve_app.deployments.engine_config import ConfigError, llm_config, with_profile
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -99,7 +99,7 @@ def test_control_looks_for_the_serving_application_of_the_same_file(path: Path) 
 @each_config
 @pytest.mark.usefixtures("prepared_model")
 def test_ray_serve_llm_and_vllm_take_what_the_file_asks_for(path: Path) -> None:
-    llm = llm_config(FairwayServeConfig.model_validate(serving_args(path)))
+    llm = llm_config(with_profile(FairwayServeConfig.model_validate(serving_args(path))))
     engine = llm.get_engine_config()  # refuses argument names that vLLM does not have
     assert EnginePolicy.model_validate(engine.engine_kwargs["additional_config"]["fairway"])
     assert engine.get_initialization_kwargs()["scheduler_cls"].endswith("FairwayScheduler")

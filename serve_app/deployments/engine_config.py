@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
-from serve_app.config import EnginePolicy, FairwayServeConfig, PrefillTable, ReplicaSettings
+from serve_app.config import FairwayServeConfig, PrefillTable, ReplicaSettings
 
 EMULATED_WORKER = "serve_app.emulation.worker.EmulatedGpuWorker"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ def llm_config(config: FairwayServeConfig) -> LLMConfig:
     """What Ray Serve LLM deploys for `config`.
 
     Raises:
-        ConfigError: a file that the settings name is missing or wrong.
+        ConfigError: a file that the settings name is missing or wrong, or an engine argument is ours.
     """
     settings: dict[str, Any] = {
         "model_loading_config": {"model_id": config.model.id, "model_source": _source(config.model.source)},
@@ -40,12 +40,18 @@ def llm_config(config: FairwayServeConfig) -> LLMConfig:
     return LLMConfig(**settings)
 
 
-def engine_policy(config: FairwayServeConfig) -> EnginePolicy:
-    """The engine's policy with its prefill profile read in, so that no worker node needs the file."""
-    policy = config.engine.policy
+def with_profile(config: FairwayServeConfig) -> FairwayServeConfig:
+    """`config` with its prefill profile read in, so that no other node needs the file.
+
+    Raises:
+        ConfigError: the file is missing or wrong.
+    """
     if config.engine.prefill_profile is None:
-        return policy
-    return policy.model_copy(update={"prefill_profile": read_profile(config.engine.prefill_profile)})
+        return config
+    table = read_profile(config.engine.prefill_profile)
+    policy = config.engine.policy.model_copy(update={"prefill_profile": table})
+    engine = config.engine.model_copy(update={"policy": policy, "prefill_profile": None})
+    return config.model_copy(update={"engine": engine})
 
 
 def read_profile(path: Path) -> PrefillTable:
@@ -75,7 +81,7 @@ def _engine_kwargs(config: FairwayServeConfig) -> dict[str, Any]:
         raise ConfigError(
             f"engine.vllm sets {sorted(clash)}, which fairway-serve sets itself; use engine.policy instead"
         )
-    additional = {"fairway": engine_policy(config).model_dump(mode="json")}
+    additional = {"fairway": config.engine.policy.model_dump(mode="json")}
     if config.engine.emulation is not None:
         given |= {"worker_cls": EMULATED_WORKER, "load_format": "dummy"}
         additional["emulation"] = config.engine.emulation.model_dump(mode="json")

@@ -20,7 +20,7 @@ from ray import serve
 
 from serve_app.config import FairwayServeConfig, RoutingDocument
 from serve_app.deployments import middleware
-from serve_app.deployments.engine_config import engine_policy
+from serve_app.deployments.start_error import start_error
 from serve_app.environment import check_environment
 from serve_app.observability.metrics import RoutingMetrics
 from serve_app.policies.prefill_profile import PrefillProfile
@@ -68,11 +68,17 @@ class FairwayIngress:
     """Deployed under the name `LLMRouter`, by which engines look their ingress up."""
 
     async def __init__(self, server: Any, llm_config: Any, config: FairwayServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        try:
+            await self._start(server, llm_config, config)
+        except Exception as error:
+            raise start_error(error) from None
+
+    async def _start(self, server: Any, llm_config: Any, config: FairwayServeConfig) -> None:
         check_environment(os.environ)
         self._max_bytes = config.ingress.max_tokenise_bytes
         self._untokenised: dict[str, int] = {}
-        profile_table = engine_policy(config).prefill_profile
-        profile = PrefillProfile(profile_table) if profile_table else PrefillProfile.flat()
+        table = config.engine.policy.prefill_profile
+        profile = PrefillProfile(table) if table else PrefillProfile.flat()
         self._live = LiveRouting(config.router, profile)
         # The router of this process' handle looks the state up when the handle is initialised.
         share_routing_state(str(server.deployment_id), self._live)

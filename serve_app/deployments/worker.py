@@ -4,7 +4,6 @@ Usable alone in an existing Ray Serve LLM application as `server_cls`; without a
 life-cycle events find nobody and are dropped.
 """
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,16 +14,11 @@ from serve_app.deployments.autoscaling import QUEUED_PREFILL_STAT
 from serve_app.deployments.event_forwarder import EventForwarder
 from serve_app.deployments.middleware import FairwayMiddleware
 from serve_app.deployments.request_trace import traced_generate
+from serve_app.deployments.start_error import start_error
 from serve_app.router import ray_internals
 from serve_app.router.lifecycle import LifecycleBatch
 
-logger = logging.getLogger("ray.serve")
-
 BROADCAST_TIMEOUT_S = 3.0
-
-
-class ReplicaStartError(RuntimeError):
-    """The engine could not start; the message is one line that says why."""
 
 
 class FairwayEngine(ray_internals.VLLMEngine):  # type: ignore[misc]  # Ray's private classes are untyped
@@ -51,7 +45,7 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
         try:
             await super().__init__(llm_config, **kwargs)
         except Exception as error:
-            raise ReplicaStartError(_one_line(error)) from None
+            raise start_error(error) from None
 
     async def __serve_build_asgi_app__(self) -> Any:
         app = await super().__serve_build_asgi_app__()
@@ -82,8 +76,3 @@ def _broadcaster(app_name: str) -> Callable[[LifecycleBatch], Awaitable[None]]:
             raise failures[0]
 
     return send
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:600]}"

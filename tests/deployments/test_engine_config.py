@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.config import FairwayServeConfig
-from serve_app.deployments.engine_config import ROUTER, SCHEDULER, ConfigError, llm_config, read_profile
+from serve_app.deployments.engine_config import ROUTER, SCHEDULER, ConfigError, llm_config, read_profile, with_profile
 
 TABLE = {
     "device": "d",
@@ -41,7 +41,7 @@ def test_scheduler_router_and_policy_reach_the_engine(model: Path) -> None:
 def test_profile_travels_inside_the_settings(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(TABLE))
-    config = llm_config(_config(model, prefill_profile=str(path)))
+    config = llm_config(with_profile(_config(model, prefill_profile=str(path))))
     assert config.engine_kwargs["additional_config"]["fairway"]["prefill_profile"]["tokens"] == [1, 10]
 
 
