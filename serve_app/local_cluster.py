@@ -25,6 +25,10 @@ from serve_app.environment import DEFAULT_ENV
 
 LOOPBACK = "127.0.0.1"
 PORTS_A_CLUSTER = 200
+RUNS = Path("/tmp")
+"""Not TMPDIR: HAProxy's socket must fit into 97 characters, of which Ray's node id takes 56."""
+RUN_PREFIX = "fairway-"
+OWNER_FILE = "owner.pid"
 Progress = Callable[[str], None]
 
 
@@ -39,10 +43,11 @@ class LocalCluster:
         self._num_cpus = num_cpus
         self._num_gpus = num_gpus
         self._progress = progress
-        self.run_dir = Path(tempfile.mkdtemp(prefix="fairway-"))
+        self.run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=RUNS))
         self.token = secrets.token_urlsafe(24)
         self.http_port, self.dashboard_port, *proxy_ports = _free_ports(5)
         self._env = self._environment(*proxy_ports)
+        (self.run_dir / OWNER_FILE).write_text(str(os.getpid()))
 
     @property
     def url(self) -> str:
@@ -50,6 +55,7 @@ class LocalCluster:
         return f"http://{LOOPBACK}:{self.http_port}"
 
     def __enter__(self) -> "LocalCluster":
+        _clean_up_after_killed_runs()
         self._progress("starting Ray on loopback")
         os.environ.update(self._env)
         import ray  # Ray reads its environment when it is imported
@@ -71,17 +77,25 @@ class LocalCluster:
         self.stop()
 
     def deploy(self, config: dict[str, Any], timeout_s: float = 600.0, progress: Progress | None = None) -> None:
-        """`serve deploy` a Serve config, on this cluster's port, and wait until every application runs.
+        """`deploy_without_waiting`, then wait until every application runs.
 
         Raises:
             ClusterError: an application failed or was not running after `timeout_s`.
+        """
+        self.deploy_without_waiting(config)
+        names = {app["name"] for app in config["applications"]}
+        self._wait_until_running(names, time.monotonic() + timeout_s, progress or self._progress)
+
+    def deploy_without_waiting(self, config: dict[str, Any]) -> None:
+        """`serve deploy` a Serve config, on this cluster's port.
+
+        Raises:
+            ClusterError: Serve refused the file.
         """
         path = self.run_dir / "serve.yaml"
         options = {**config.get("http_options", {}), "host": LOOPBACK, "port": self.http_port}
         path.write_text(yaml.safe_dump({**config, "http_options": options}))
         self._serve_deploy(path)
-        names = {app["name"] for app in config["applications"]}
-        self._wait_until_running(names, time.monotonic() + timeout_s, progress or self._progress)
 
     def status(self) -> dict[str, Any]:
         """Serve's applications by name, over Ray's REST API: the `serve status` command takes seconds to start."""
@@ -104,7 +118,7 @@ class LocalCluster:
             serve.shutdown()
         with suppress(Exception):
             ray.shutdown()
-        self._stop_haproxy()
+        _stop_haproxy(self.run_dir)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _wait_until_running(self, names: set[str], deadline_s: float, progress: Progress) -> None:
@@ -142,7 +156,7 @@ class LocalCluster:
             raise ClusterError(f"`serve deploy` failed: {(run.stderr or run.stdout).strip()[-800:]}")
 
     def _environment(self, stats_port: int, metrics_port: int, fallback_port: int) -> dict[str, str]:
-        proxy_dir = self.run_dir / "proxy"
+        proxy_dir = self.run_dir / "p"
         first = 30_000 + secrets.randbelow(100) * PORTS_A_CLUSTER
         return {
             **DEFAULT_ENV,
@@ -163,13 +177,24 @@ class LocalCluster:
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + PORTS_A_CLUSTER - 1),
         }
 
-    def _stop_haproxy(self) -> None:
-        """HAProxy outlives its parent; ours are those that were started with this run's configuration file."""
-        mine = str(self.run_dir / "proxy").encode()
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mine in (process / "cmdline").read_bytes():
-                    os.kill(int(process.name), signal.SIGTERM)
+
+def _clean_up_after_killed_runs() -> None:
+    """What a killed owner could not stop: its HAProxy and its directory. A living owner's are left alone."""
+    for run_dir in RUNS.glob(f"{RUN_PREFIX}*"):
+        with suppress(OSError, ValueError):
+            owner = int((run_dir / OWNER_FILE).read_text())
+            if not Path(f"/proc/{owner}").exists():
+                _stop_haproxy(run_dir)
+                shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _stop_haproxy(run_dir: Path) -> None:
+    """HAProxy outlives its parent; this run's is the one that was started with this run's configuration file."""
+    mine = str(run_dir / "p").encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mine in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGTERM)
 
 
 def _why(application: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import Any
 
 import httpx
@@ -236,3 +237,27 @@ def test_unknown_setting_stops_the_deployment_with_its_name(cluster: LocalCluste
     with pytest.raises(ClusterError, match=r"(?s)fairway-control.*serving_ap"):
         cluster.deploy(config, timeout_s=120)
     cluster.deploy(local_config(cluster), timeout_s=120)
+
+
+def test_replica_that_can_not_start_says_why_in_one_line_of_the_status(cluster: LocalCluster) -> None:
+    config = local_config(cluster)
+    broken = deepcopy(config["applications"][0])
+    broken.update(name="broken", route_prefix="/broken")
+    broken["args"]["engine"]["vllm"]["max_model_len"] = 100_000
+    broken["args"]["replicas"] = {"count": 1}
+    cluster.deploy_without_waiting({**config, "applications": [*config["applications"], broken]})
+    deadline_s = time.monotonic() + 240
+    while not (said := _start_errors(cluster, "broken")) and time.monotonic() < deadline_s:
+        time.sleep(1.0)
+    cluster.deploy(config, timeout_s=120)
+    assert said
+    for message in said:
+        (why,) = [line for line in message.splitlines() if "ReplicaStartError" in line]
+        assert "max_model_len (100000)" in why
+        assert len(message.splitlines()) < 8, message
+
+
+def _start_errors(cluster: LocalCluster, app: str) -> list[str]:
+    """The status messages of the application's deployments that could not start."""
+    deployments = cluster.status().get(app, {}).get("deployments", {})
+    return [d["message"] for d in deployments.values() if "ReplicaStartError" in d["message"]]
