@@ -5,11 +5,9 @@ every second, so that an ingress that starts late or was restarted is right agai
 """
 
 import asyncio
-import logging
 import secrets
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException
@@ -19,11 +17,11 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app import dashboard
 from serve_app.config import ControlConfig, RoutingDocument
+from serve_app.deployments.control_token import kept_token
 from serve_app.deployments.merged_state import merged_state
+from serve_app.deployments.start_error import start_error
 from serve_app.deployments.weights_store import LostRace, WeightsStore
 from serve_app.router import ray_internals
-
-logger = logging.getLogger("ray.serve")
 
 PUSH_EVERY_S = 1.0
 ANSWER_TIMEOUT_S = 3.0
@@ -36,9 +34,15 @@ class FairwayControl:
     """One replica; several would race for the same file."""
 
     def __init__(self, config: ControlConfig) -> None:
+        try:
+            self._start(config)
+        except Exception as error:
+            raise start_error(error) from None
+
+    def _start(self, config: ControlConfig) -> None:
         state_dir = config.state_dir.expanduser()
         self._store = WeightsStore(state_dir / "weights.sqlite3")
-        self._token = config.token or _generated_token(state_dir)
+        self._token = config.token or kept_token(state_dir)
         self._serving_app = config.serving_app
         self._ingress: DeploymentHandle[Any] | None = None
         self._document = self._store.latest()
@@ -95,7 +99,7 @@ class FairwayControl:
     async def _current(self) -> RoutingDocument:
         """The newest document; before the first change it is what the ingress started with."""
         if self._document is None:
-            routing = (await self._ask_all("state"))[0]
+            routing = max(await self._ask_all("state"), key=lambda state: int(state["version"]))
             self._document = RoutingDocument.model_validate(
                 {key: routing[key] for key in ("version", "router", "weights")}
             )
@@ -129,15 +133,3 @@ class FairwayControl:
         if not good:
             raise HTTPException(503, f"no ingress replica answered within {ANSWER_TIMEOUT_S} s")
         return good
-
-
-def _generated_token(state_dir: Path) -> str:
-    """The token of an earlier start, or a new one that is printed once and kept for the owner's eyes only."""
-    path = state_dir / "control.token"
-    if path.is_file():
-        return path.read_text().strip()
-    token = secrets.token_urlsafe(24)
-    path.touch(mode=0o600)
-    path.write_text(token + "\n")
-    logger.warning("No control token is configured. Generated one, shown only this once: %s (kept in %s)", token, path)
-    return token
