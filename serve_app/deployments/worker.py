@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from serve_app.deployments.autoscaling import QUEUED_PREFILL_STAT
 from serve_app.deployments.event_forwarder import EventForwarder
@@ -19,6 +20,8 @@ from serve_app.router import ray_internals
 from serve_app.router.lifecycle import LifecycleBatch
 
 BROADCAST_TIMEOUT_S = 3.0
+WARM_UP_PROMPT = list(range(1, 9))
+"""Token ids that every vocabulary has, too few to fill a KV block."""
 
 
 class FairwayEngine(ray_internals.VLLMEngine):  # type: ignore[misc]  # Ray's private classes are untyped
@@ -28,6 +31,15 @@ class FairwayEngine(ray_internals.VLLMEngine):  # type: ignore[misc]  # Ray's pr
         super().__init__(llm_config)
         replica_id = serve.get_replica_context().replica_id.unique_id
         ray_internals.use_free_ports(self, replica_id, ray.util.get_node_ip_address())
+
+    async def start(self) -> None:
+        """Start, and compute once, so that no user waits for what the first step compiles (seconds on a CPU)."""
+        await super().start()
+        for number, temperature in enumerate((0.0, 1.0)):
+            sampling = SamplingParams(max_tokens=2, temperature=temperature, output_kind=RequestOutputKind.FINAL_ONLY)
+            prompt = {"prompt_token_ids": WARM_UP_PROMPT}
+            async for _ in self._engine_client.generate(prompt, sampling, f"fairway-warm-up-{number}"):
+                pass
 
     def _start_async_llm_engine(self, *args: Any) -> Any:
         client = super()._start_async_llm_engine(*args)

@@ -231,10 +231,22 @@ def test_page_is_served(http: httpx.Client) -> None:
     assert "text/html" in page.headers["content-type"]
 
 
-def test_unknown_setting_stops_the_deployment_with_its_name(cluster: LocalCluster) -> None:
+@pytest.mark.parametrize(
+    ("application", "path", "value", "says"),
+    [
+        (1, ["serving_ap"], "x", r"fairway-control.*serving_ap.*Extra inputs"),
+        (0, ["engine", "policy"], {"fast_weight": 0.5}, r"fairway.*fast_weight.*greater than or equal to 1.*0\.5"),
+    ],
+)
+def test_bad_setting_stops_the_deployment_with_field_value_and_bound(
+    cluster: LocalCluster, application: int, path: list[str], value: object, says: str
+) -> None:
     config = local_config(cluster)
-    config["applications"][1]["args"]["serving_ap"] = "x"
-    with pytest.raises(ClusterError, match=r"(?s)fairway-control.*serving_ap"):
+    settings = config["applications"][application]["args"]
+    for name in path[:-1]:
+        settings = settings[name]
+    settings[path[-1]] = value
+    with pytest.raises(ClusterError, match=f"(?s){says}"):
         cluster.deploy(config, timeout_s=120)
     cluster.deploy(local_config(cluster), timeout_s=120)
 
