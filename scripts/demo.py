@@ -30,6 +30,8 @@ EXCERPT_SENTENCES, COLD_SENTENCES = 24, 36
 MEAN_GAP_S = 1.0
 OUTPUT_TOKENS = 8
 SEED = 7
+SAY_EVERY = 9
+"""Answers a line of progress where there is no terminal."""
 
 console = Console()
 
@@ -113,6 +115,9 @@ async def run_workload(url: str, asks: Sequence[Ask], title: str) -> list[Answer
             await asyncio.sleep(ask.at_s)
             answer = await send(client, ask)
             progress.advance(bar)
+            done = int(progress.tasks[bar].completed)
+            if not console.is_terminal and done % SAY_EVERY == 0:
+                console.print(f"{title}: {done} of {len(asks)} answered")
             return answer
 
         return list(await asyncio.gather(*(one(ask) for ask in asks)))
