@@ -1,12 +1,12 @@
 """A Ray cluster on this machine alone: loopback, free ports, its own directory, gone when it is stopped.
 
-The demo and the tests use it. It starts Ray inside the calling process, because `ray start` replaces a loopback address
-by the machine's own, and deploys with the same `serve deploy` that an operator uses.
+The demo and the tests use it. Ray runs under a process of its own (`serve_app.local_ray`), and applications are
+deployed with the same `serve deploy` that an operator uses.
 """
 
 import os
 import secrets
-import shutil
+import select
 import signal
 import subprocess
 import sys
@@ -22,13 +22,15 @@ import httpx
 import yaml
 
 from serve_app.environment import DEFAULT_ENV
+from serve_app.local_ray import LOOPBACK, PROXY_DIR, READY, remove_run
 
-LOOPBACK = "127.0.0.1"
 PORTS_A_CLUSTER = 200
 RUNS = Path("/tmp")
 """Not TMPDIR: HAProxy's socket must fit into 97 characters, of which Ray's node id takes 56."""
 RUN_PREFIX = "fairway-"
-OWNER_FILE = "owner.pid"
+HOLDER_FILE = "holder.pid"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
 Progress = Callable[[str], None]
 
 
@@ -37,7 +39,7 @@ class ClusterError(RuntimeError):
 
 
 class LocalCluster:
-    """Use as a context manager; one per process."""
+    """Use as a context manager."""
 
     def __init__(self, num_cpus: int = 8, num_gpus: int = 0, progress: Progress = lambda text: None) -> None:
         self._num_cpus = num_cpus
@@ -47,7 +49,7 @@ class LocalCluster:
         self.token = secrets.token_urlsafe(24)
         self.http_port, self.dashboard_port, *proxy_ports = _free_ports(5)
         self._env = self._environment(*proxy_ports)
-        (self.run_dir / OWNER_FILE).write_text(str(os.getpid()))
+        self._holder: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
@@ -57,20 +59,26 @@ class LocalCluster:
     def __enter__(self) -> "LocalCluster":
         _clean_up_after_killed_runs()
         self._progress("starting Ray on loopback")
-        os.environ.update(self._env)
-        import ray  # Ray reads its environment when it is imported
-
-        ray.init(
-            num_cpus=self._num_cpus,
-            num_gpus=self._num_gpus,
-            include_dashboard=True,
-            dashboard_host=LOOPBACK,
-            dashboard_port=self.dashboard_port,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=str(self.run_dir / "ray"),
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        command = [sys.executable, "-m", "serve_app.local_ray", str(self.run_dir)]
+        command += ["--dashboard-port", str(self.dashboard_port)]
+        command += ["--num-cpus", str(self._num_cpus), "--num-gpus", str(self._num_gpus)]
+        with self._log.open("w") as log:
+            # A session of its own: Ctrl-C reaches the owner alone, which then stops in order.
+            self._holder = subprocess.Popen(
+                command,
+                env={**os.environ, **self._env},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        (self.run_dir / HOLDER_FILE).write_text(str(self._holder.pid))
+        try:
+            self._wait_until_ready(self._holder)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -109,17 +117,34 @@ class LocalCluster:
         return applications
 
     def stop(self) -> None:
-        """Stop everything that was started here, by its own ids."""
-        import ray
-        from ray import serve
-
+        """Stop everything that was started here; harmless when repeated."""
+        if self._holder is None:
+            return
         self._progress("stopping")
-        with suppress(Exception):
-            serve.shutdown()
-        with suppress(Exception):
-            ray.shutdown()
-        _stop_haproxy(self.run_dir)
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        holder, self._holder = self._holder, None
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        with suppress(OSError):
+            holder.stdin.close()
+        try:
+            holder.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(holder.pid, signal.SIGKILL)
+            holder.wait()
+        holder.stdout.close()
+        remove_run(self.run_dir)
+
+    @property
+    def _log(self) -> Path:
+        return self.run_dir / "holder.log"
+
+    def _wait_until_ready(self, holder: "subprocess.Popen[str]") -> None:
+        assert holder.stdout is not None
+        readable, _, _ = select.select([holder.stdout], [], [], START_TIMEOUT_S)
+        said = holder.stdout.readline().strip() if readable else f"nothing for {START_TIMEOUT_S:.0f} s"
+        if said != READY:
+            why = self._log.read_text().strip().splitlines()[-1:]
+            raise ClusterError(f"Ray did not start; it said {said!r}: {' '.join(why)}")
 
     def _wait_until_running(self, names: set[str], deadline_s: float, progress: Progress) -> None:
         started_s = time.monotonic()
@@ -156,7 +181,7 @@ class LocalCluster:
             raise ClusterError(f"`serve deploy` failed: {(run.stderr or run.stdout).strip()[-800:]}")
 
     def _environment(self, stats_port: int, metrics_port: int, fallback_port: int) -> dict[str, str]:
-        proxy_dir = self.run_dir / "p"
+        proxy_dir = self.run_dir / PROXY_DIR
         first = 30_000 + secrets.randbelow(100) * PORTS_A_CLUSTER
         return {
             **DEFAULT_ENV,
@@ -179,22 +204,12 @@ class LocalCluster:
 
 
 def _clean_up_after_killed_runs() -> None:
-    """What a killed owner could not stop: its HAProxy and its directory. A living owner's are left alone."""
+    """What a killed holder could not stop: its HAProxy and its directory. A living one's are left alone."""
     for run_dir in RUNS.glob(f"{RUN_PREFIX}*"):
         with suppress(OSError, ValueError):
-            owner = int((run_dir / OWNER_FILE).read_text())
-            if not Path(f"/proc/{owner}").exists():
-                _stop_haproxy(run_dir)
-                shutil.rmtree(run_dir, ignore_errors=True)
-
-
-def _stop_haproxy(run_dir: Path) -> None:
-    """HAProxy outlives its parent; this run's is the one that was started with this run's configuration file."""
-    mine = str(run_dir / "p").encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mine in (process / "cmdline").read_bytes():
-                os.kill(int(process.name), signal.SIGTERM)
+            holder = int((run_dir / HOLDER_FILE).read_text())
+            if not Path(f"/proc/{holder}").exists():
+                remove_run(run_dir)
 
 
 def _why(application: dict[str, Any]) -> str:

@@ -1,8 +1,11 @@
 """Cleaning up after a run whose owner was killed, and nothing else."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from serve_app import local_cluster
 def _run(tmp_path: Path, name: str, owner: int) -> Path:
     run_dir = tmp_path / f"{local_cluster.RUN_PREFIX}{name}"
     (run_dir / "p").mkdir(parents=True)
-    (run_dir / local_cluster.OWNER_FILE).write_text(str(owner))
+    (run_dir / local_cluster.HOLDER_FILE).write_text(str(owner))
     return run_dir
 
 
@@ -47,9 +50,51 @@ def test_killed_run_s_proxy_and_directory_go_and_a_living_run_s_stay(
             process.wait()
 
 
-def test_directory_without_an_owner_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_without_a_holder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cluster, "RUNS", tmp_path)
     strange = tmp_path / f"{local_cluster.RUN_PREFIX}strange"
     strange.mkdir()
     local_cluster._clean_up_after_killed_runs()
     assert strange.exists()
+
+
+OWNER = """
+import sys, time
+from serve_app.local_cluster import LocalCluster
+with LocalCluster(num_cpus=1) as cluster:
+    print(cluster.run_dir, flush=True)
+    time.sleep(300)
+"""
+
+
+def _processes_of(run_dir: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if str(run_dir).encode() in command:
+                found.append(command.decode(errors="replace").replace("\0", " "))
+    return found
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_after_the_owner_was_interrupted_or_killed(number: signal.Signals) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert owner.stdout is not None
+    try:
+        run_dir = Path(owner.stdout.readline().strip())
+        assert _processes_of(run_dir)
+        owner.send_signal(number)
+        owner.wait(timeout=120)
+        deadline_s = time.monotonic() + 120
+        while (run_dir.exists() or _processes_of(run_dir)) and time.monotonic() < deadline_s:
+            time.sleep(0.5)
+        assert not run_dir.exists()
+        assert _processes_of(run_dir) == []
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()

@@ -101,6 +101,7 @@ class FairwayIngress:
         replica = await ray_internals.pick_replica(self._handle, token_ids, route_request)
         address = ray_internals.http_address(replica)
         if address is None:
+            self._live.state.expire(route_request.request_id, time.time())
             return JSONResponse({"detail": "the chosen replica has no HTTP address yet"}, status_code=503)
         headers = self._trusted_headers(route_request.request_id)
         token_key = self._send_token_ids(replica, token_ids)

@@ -1,6 +1,7 @@
 """Block keys equal what real engines publish, whichever way they publish it."""
 
 import pytest
+from vllm import envs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -42,7 +43,8 @@ def test_keys_are_the_last_eight_bytes_of_a_real_requests_hashes(
 def test_keys_match_the_stored_event_of_a_real_block_pool(
     published_as_int: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", published_as_int)
+    # Not the variable itself: vLLM remembers what it read once an engine was made in this process.
+    monkeypatch.setitem(vars(envs), "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", published_as_int == "1")
     request = vllm_request(TOKENS)
     pool = BlockPool(num_gpu_blocks=20, enable_caching=True, hash_block_size=BLOCK, enable_kv_cache_events=True)
     pool.cache_full_blocks(request, pool.get_new_blocks(7), 0, 6, BLOCK, 0)

@@ -13,7 +13,8 @@ import httpx
 import pytest
 import yaml
 
-from serve_app.local_cluster import LOOPBACK, LocalCluster
+from serve_app.local_cluster import LocalCluster
+from serve_app.local_ray import LOOPBACK
 from serve_app.router.ray_internals import free_ports
 from tests.served.conftest import ROOT, local_config, model_dir
 
