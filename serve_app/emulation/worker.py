@@ -16,11 +16,9 @@ Not emulated: log probabilities (none are returned) and grammars (a request for 
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
@@ -38,7 +36,7 @@ class EmulatedGpuWorker(WorkerBase):  # type: ignore[misc]  # vLLM is untyped he
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         """Raises ValueError on bad settings and on engine features that are not emulated."""
-        self._settings = read_settings(vllm_config.additional_config)
+        self._settings = EmulationSettings.from_section(vllm_config.additional_config, "emulation")
         _refuse_unsupported(vllm_config, self._settings)
         super().__init__(vllm_config, *args, **kwargs)
         self._forward_model = ForwardModel(self._settings)
@@ -109,22 +107,6 @@ class StepOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is untyp
         """Sleeps until the step is over."""
         time.sleep(max(0.0, self._ready_at_s - time.monotonic()))
         return self._output
-
-
-def read_settings(additional_config: object) -> EmulationSettings:
-    """The validated `additional_config["emulation"]`; without one, the defaults.
-
-    Raises ValueError, in one line, with each bad field's name, its value and its bound.
-    """
-    fields = additional_config.get("emulation", {}) if isinstance(additional_config, Mapping) else {}
-    try:
-        return EmulationSettings.model_validate(fields)
-    except ValidationError as error:
-        problems = (
-            f"{'.'.join(map(str, problem['loc'])) or 'emulation'}={problem['input']!r}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise ValueError('additional_config["emulation"]: ' + "; ".join(problems)) from None
 
 
 def _refuse_unsupported(vllm_config: VllmConfig, settings: EmulationSettings) -> None:

@@ -11,13 +11,12 @@ allocation run unchanged. What is touched of vLLM is named in tests/policies/tes
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
 import numpy as np
 import zmq
-from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
@@ -52,7 +51,7 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         """Raises ValueError on a bad `additional_config["fairway"]` and where RLT can't work with the model."""
-        policy = read_policy(vllm_config.additional_config)
+        policy = EnginePolicy.from_section(vllm_config.additional_config, "fairway")
         # vLLM's event publisher binds only what looks like a wildcard or IPv6, and connects anything else: an IPv4
         # address written as IPv6 ("[::ffff:10.0.0.7]") binds that address alone, once ZeroMQ may use IPv6.
         zmq.Context.instance().setsockopt(zmq.IPV6, 1)
@@ -131,22 +130,6 @@ class OrderedWaitingQueue(FCFSRequestQueue):  # type: ignore[misc]  # vLLM is un
     def reorder(self, requests: Iterable[Request]) -> None:
         self.clear()
         self.extend(requests)
-
-
-def read_policy(additional_config: object) -> EnginePolicy:
-    """The validated `additional_config["fairway"]`; without one, the defaults.
-
-    Raises ValueError, in one line, with each bad field's name, its value and its bound.
-    """
-    fields = additional_config.get("fairway", {}) if isinstance(additional_config, Mapping) else {}
-    try:
-        return EnginePolicy.model_validate(fields)
-    except ValidationError as error:
-        problems = (
-            f"{'.'.join(map(str, problem['loc'])) or 'fairway'}={problem['input']!r}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise ValueError('additional_config["fairway"]: ' + "; ".join(problems)) from None
 
 
 def _profile(policy: EnginePolicy) -> PrefillProfile:

@@ -8,7 +8,6 @@ import pytest
 
 from serve_app.emulation.pseudo_text import expected_tokens
 from serve_app.emulation.settings import EmulationSettings
-from serve_app.emulation.worker import read_settings
 
 MakeEngine = Callable[..., Any]
 
@@ -142,5 +141,5 @@ def test_pseudo_text_beyond_the_vocabulary_is_refused(make_engine: MakeEngine) -
 
 def test_bad_emulation_setting_is_named_with_value_and_bound() -> None:
     with pytest.raises(ValueError, match=r"time_scale=0.*greater than 0"):
-        read_settings({"emulation": {"time_scale": 0}})
-    assert read_settings(None) == EmulationSettings()
+        EmulationSettings.from_section({"emulation": {"time_scale": 0}}, "emulation")
+    assert EmulationSettings.from_section(None, "emulation") == EmulationSettings()
