@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 import yaml
-from openai.types.chat import ChatCompletionMessageParam
+from demo_workload import Ask, workload
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -25,24 +24,11 @@ from serve_app.local_cluster import ClusterError, LocalCluster
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "local.yaml"
 MODEL = "smollm2-135m-instruct"
-EXCERPTS, QUESTIONS, COLD_PROMPTS = 4, 6, 3
-EXCERPT_SENTENCES, COLD_SENTENCES = 24, 36
-MEAN_GAP_S = 1.0
 OUTPUT_TOKENS = 8
-SEED = 7
 SAY_EVERY = 9
 """Answers a line of progress where there is no terminal."""
 
 console = Console()
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request of the workload."""
-
-    label: str
-    messages: list[ChatCompletionMessageParam]
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +43,6 @@ class Answer:
     observed_ms: float
     text: str
     error: str = ""
-
-
-def workload(salt: str) -> list[Ask]:
-    """Questions over shared excerpts and a few cold long prompts, in one seeded order; `salt` keeps caches apart."""
-    rng = random.Random(SEED)
-    prompts = [
-        (f"excerpt {e + 1} q{q + 1}", _report(salt, e, EXCERPT_SENTENCES), _question(q))
-        for e in range(EXCERPTS)
-        for q in range(QUESTIONS)
-    ]
-    prompts += [(f"cold {c + 1}", _report(salt, 100 + c, COLD_SENTENCES), _question(c)) for c in range(COLD_PROMPTS)]
-    rng.shuffle(prompts)
-    asks, at_s = [], 0.0
-    for label, document, question in prompts:
-        asks.append(Ask(label, [{"role": "user", "content": f"{document}\n\n{question}"}], at_s))
-        at_s += rng.expovariate(1 / MEAN_GAP_S)
-    return asks
-
-
-def _report(salt: str, number: int, sentences: int) -> str:
-    rng = random.Random(number)
-    lines = [
-        f"In quarter {rng.randint(1, 4)} of {rng.randint(2015, 2024)} unit {rng.randint(1, 40)} reported revenue of "
-        f"{rng.randint(10, 900)} million, {rng.choice(['up', 'down'])} {rng.randint(1, 30)} percent, driven by "
-        f"{rng.choice(['services', 'devices', 'licences', 'cloud demand', 'logistics'])}."
-        for _ in range(sentences)
-    ]
-    return f"Report {salt}-{number}. " + " ".join(lines)
-
-
-def _question(number: int) -> str:
-    return (
-        "Which unit grew fastest?",
-        "Which year was the weakest?",
-        "What drove revenue most often?",
-        "How many units are named?",
-        "Which quarter is named first?",
-        "What is the highest revenue?",
-    )[number % 6]
 
 
 async def run_workload(url: str, asks: Sequence[Ask], title: str) -> list[Answer]:
