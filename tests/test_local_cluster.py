@@ -59,7 +59,9 @@ def test_directory_without_a_holder_is_left_alone(tmp_path: Path, monkeypatch: p
 
 
 OWNER = """
-import sys, time
+import signal, time
+# A shell starts background jobs with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from serve_app.local_cluster import LocalCluster
 with LocalCluster(num_cpus=1) as cluster:
     print(cluster.run_dir, flush=True)
