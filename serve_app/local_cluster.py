@@ -185,6 +185,9 @@ class LocalCluster:
         first = 30_000 + secrets.randbelow(100) * PORTS_A_CLUSTER
         return {
             **DEFAULT_ENV,
+            # A machine that joins no cluster: Ray then binds its own sockets to loopback, on Linux too. Without it Ray
+            # replaces a loopback address by the machine's own and binds all addresses.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",

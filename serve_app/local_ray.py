@@ -43,7 +43,6 @@ def _start(args: argparse.Namespace) -> None:
         include_dashboard=True,
         dashboard_host=LOOPBACK,
         dashboard_port=args.dashboard_port,
-        # `ray start` would replace a loopback address by the machine's own.
         _node_ip_address=LOOPBACK,
         _temp_dir=str(args.run_dir / "ray"),
         log_to_driver=False,

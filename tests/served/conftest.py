@@ -36,16 +36,16 @@ def local_config(cluster: LocalCluster) -> dict[str, Any]:
     return config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[LocalCluster]:
-    """Deployed and running; stopped by what it started."""
+    """Deployed and running; stopped when the tests of this folder are done."""
     model_dir()
     with LocalCluster(progress=print) as running:
         running.deploy(local_config(running))
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http(cluster: LocalCluster) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=cluster.url, timeout=120) as client:
         yield client

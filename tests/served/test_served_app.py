@@ -39,6 +39,12 @@ def client(cluster: LocalCluster) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
+def test_every_replica_lives_on_loopback(cluster: LocalCluster) -> None:
+    deployments = [d for application in cluster.status().values() for d in application["deployments"].values()]
+    addresses = {replica["node_ip"] for deployment in deployments for replica in deployment["replicas"]}
+    assert addresses == {"127.0.0.1"}
+
+
 def test_capital_of_france_is_paris(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
