@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -131,6 +132,20 @@ def figures(answers: Sequence[Answer]) -> dict[str, str]:
     }
 
 
+def shortcomings(answers: Sequence[Answer]) -> list[str]:
+    """What a run should not show: failed answers, no cache hit at all, an idle replica, an answer not predicted."""
+    good = [answer for answer in answers if not answer.error]
+    found = [f"{answer.label}: {answer.error}" for answer in answers if answer.error]
+    found += [
+        f"{a.label}: no prediction or no replica in its headers" for a in good if not a.replica or isnan(a.predicted_ms)
+    ]
+    if not any(answer.cached_tokens for answer in good):
+        found.append("no prompt token was found cached")
+    if len({answer.replica for answer in good}) < 2:
+        found.append("one replica got every request")
+    return found
+
+
 def show_side_by_side(runs: dict[str, dict[str, str]]) -> None:
     """One column a run."""
     table = Table(title="the same workload")
@@ -229,7 +244,7 @@ def play(cluster: LocalCluster, compare: bool) -> list[str]:
         answers = asyncio.run(run_workload(cluster.url, workload(router), f"router {router}"))
         show(answers, f"router {router}")
         runs[router] = figures(answers)
-        problems += [f"{a.label}: {a.error}" for a in answers if a.error]
+        problems += shortcomings(answers)
         console.print(learner_line(cluster.url))
     switch_router(cluster, "lbgr")
     booked = open_reservations(cluster.url)
@@ -240,7 +255,7 @@ def play(cluster: LocalCluster, compare: bool) -> list[str]:
         deploy(cluster, "redeploying with FCFS, LRU and round robin", plain)
         answers = asyncio.run(run_workload(cluster.url, workload("plain"), "FCFS + LRU + round robin"))
         runs["fcfs + lru + round robin"] = figures(answers)
-        problems += [f"{a.label}: {a.error}" for a in answers if a.error]
+        problems += shortcomings(answers)
     show_side_by_side(runs)
     return problems
 
