@@ -88,7 +88,8 @@ class FairwayControl:
         except LostRace as error:
             raise HTTPException(409, str(error)) from error
         self._document = saved
-        await self._push()
+        with suppress(HTTPException):  # it is durable; whoever is away gets it from a later push
+            await self._push()
         return saved
 
     @control_app.get("/state")
@@ -97,13 +98,11 @@ class FairwayControl:
         return merged_state(await self._ask_all("state"))
 
     async def _current(self) -> RoutingDocument:
-        """The newest document; before the first change it is what the ingress started with."""
-        if self._document is None:
-            routing = max(await self._ask_all("state"), key=lambda state: int(state["version"]))
-            self._document = RoutingDocument.model_validate(
-                {key: routing[key] for key in ("version", "router", "weights")}
-            )
-        return self._document
+        """The newest document; until the first change it is the ingress' own, which a redeployment may replace."""
+        if self._document is not None:
+            return self._document
+        routing = max(await self._ask_all("state"), key=lambda state: int(state["version"]))
+        return RoutingDocument.model_validate({key: routing[key] for key in ("version", "router", "weights")})
 
     async def _push_forever(self) -> None:
         while True:
