@@ -37,7 +37,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         fix = " ".join(f"{name}={value}" for name, value in REQUIRED_ENV.items())
         raise EnvironmentMissing(
             f"fairway-serve needs Ray's direct-streaming mode, but on this node {', '.join(wrong)}. "
-            f"Start every Ray node with: {fix} ray start ..."
+            f"Start every Ray node with: {fix} ray start ... (`source scripts/env.sh` sets them)"
         )
 
 
