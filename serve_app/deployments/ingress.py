@@ -95,8 +95,10 @@ class FairwayIngress:
     async def route(self, request: Request) -> Any:
         """HAProxy's question; see Ray's ingress_request_router.lua for the contract."""
         raw = await request.body()
-        body = _parse(raw, truncated=BODY_TRUNCATED_HEADER in request.headers)
-        token_ids = await self._tokenise(body, len(raw))
+        # A body that is too long to tokenise is not parsed either: this loop also answers everybody else.
+        too_long = len(raw) > self._max_bytes
+        body = None if too_long else _parse(raw, truncated=BODY_TRUNCATED_HEADER in request.headers)
+        token_ids = await self._tokenise(body, too_long)
         route_request = self._route_request(body, token_ids)
         replica = await ray_internals.pick_replica(self._handle, token_ids, route_request)
         address = ray_internals.http_address(replica)
@@ -143,9 +145,9 @@ class FairwayIngress:
             except Exception:  # a metric must never take routing down
                 logger.exception("Publishing metrics failed; trying again in %s s", PUBLISH_EVERY_S)
 
-    async def _tokenise(self, body: dict[str, Any] | None, size_bytes: int) -> list[int] | None:
+    async def _tokenise(self, body: dict[str, Any] | None, too_long: bool) -> list[int] | None:
         """Prompt token ids of a chat or single-prompt body; None where the request is routed by load."""
-        reason = "body too long" if size_bytes > self._max_bytes else _untokenisable(body)
+        reason = "body too long" if too_long else _untokenisable(body)
         if reason is None:
             try:
                 token_ids: list[int] | None = await self._tokenizer.tokenize(body)
