@@ -23,6 +23,7 @@ import yaml
 
 from serve_app.environment import DEFAULT_ENV
 from serve_app.local_ray import LOOPBACK, PROXY_DIR, READY, remove_run
+from serve_app.router.ray_internals import free_ports
 
 PORTS_A_CLUSTER = 200
 RUNS = Path("/tmp")
@@ -47,7 +48,7 @@ class LocalCluster:
         self._progress = progress
         self.run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=RUNS))
         self.token = secrets.token_urlsafe(24)
-        self.http_port, self.dashboard_port, *proxy_ports = _free_ports(5)
+        self.http_port, self.dashboard_port, *proxy_ports = free_ports(5, LOOPBACK)
         self._env = self._environment(*proxy_ports)
         self._holder: subprocess.Popen[str] | None = None
 
@@ -220,9 +221,3 @@ def _why(application: dict[str, Any]) -> str:
     unhealthy = [d for d in application.get("deployments", {}).values() if d.get("status") != "HEALTHY"]
     messages = [part.get("message", "").strip() for part in (*unhealthy, application)]
     return next((message for message in messages if message), "no reason given")
-
-
-def _free_ports(count: int) -> list[int]:
-    from serve_app.router.ray_internals import free_ports
-
-    return free_ports(count, LOOPBACK)

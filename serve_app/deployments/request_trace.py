@@ -29,7 +29,6 @@ class RequestTrace:
     output_tokens: int = 0
     ttft_s: float | None = None
     prompts_open: int = 0
-    prompts_failed: int = 0
     _first_seen: set[int] = field(default_factory=set)
 
     def started(self) -> int:

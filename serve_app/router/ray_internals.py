@@ -56,8 +56,7 @@ def kv_event_endpoints(replica: Any) -> dict[str, Any] | None:
 
 async def pick_replica(handle: Any, token_ids: list[int] | None, route_request: Any) -> Any:
     """Let the deployment's own request router pick, reserving no slot on the replica: HAProxy carries the request."""
-    names = _names()
-    kwargs = {"_reserve": False, names["REQUEST_TOKEN_IDS_KWARG"]: token_ids}
+    kwargs = {"_reserve": False, __getattr__("REQUEST_TOKEN_IDS_KWARG"): token_ids}
     async with handle.choose_replica(route_request, **kwargs) as selection:
         return selection._replica
 
@@ -75,12 +74,8 @@ def full_replica_id(replica: Any) -> str:
 
 def token_endpoint(replica: Any) -> str | None:
     """Where the replica takes prompt token ids, if it does."""
-    channel = (replica.routing_stats or {}).get(_names()["KV_TOKEN_METADATA_KEY"])
+    channel = (replica.routing_stats or {}).get(__getattr__("KV_TOKEN_METADATA_KEY"))
     return channel.get("endpoint") if isinstance(channel, dict) else None
-
-
-def _names() -> dict[str, Any]:
-    return {name: __getattr__(name) for name in ("REQUEST_TOKEN_IDS_KWARG", "KV_TOKEN_METADATA_KEY")}
 
 
 # --- what a replica needs of its engine ------------------------------------------------------------------------------
