@@ -58,10 +58,26 @@ class PrefillTable(Settings):
 class EnginePolicy(Settings):
     """What one engine does with its waiting queue and its KV blocks: vLLM's `additional_config["fairway"]`."""
 
-    ordering: Literal["fairway", "fcfs", "lpm"] = "fairway"
-    """Order of the waiting queue: Fairway, first come first served, or longest prefix match first."""
+    ordering: Literal[
+        "fairway",
+        "fcfs",
+        "lpm",
+        "k-lpm-4",
+        "k-lpm-8",
+        "ragcache",
+        "preble",
+        "peek",
+        "absolute-wait",
+        "relative-wait",
+        "fairway-absolute-wait",
+    ] = "fairway"
+    """Order of the waiting queue: Fairway, first come first served, longest prefix match first, or a baseline to
+    compare them with (`serve_app.policies.orderings`)."""
     eviction: Literal["rlt", "lru"] = "rlt"
     """Which cached KV block goes first: a randomized leaf token, or the least recently used."""
+    protect_waiting: bool = False
+    """Whether cached KV blocks that a waiting request would hit count as just used at every step, so that others go
+    first; needs a model with one KV cache group of full attention."""
     fast_weight: float = Field(default=4.0, ge=1.0, le=64.0)
     """How much more the Fast lane's work counts than the Fair lane's; the oldest waits for at most 1/fast_weight of its
     own work (plus one request) a step."""

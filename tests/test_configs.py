@@ -142,7 +142,7 @@ def changed(path: Path, dotted: str, value: Any) -> dict[str, Any]:
         ("replicas.count", 0, "greater than or equal to 1"),
         ("replicas.target_queued_s", 0, "greater than 0"),
         ("engine.policy.fast_weight", 0.5, "greater than or equal to 1"),
-        ("engine.policy.ordering", "lifo", "'fairway', 'fcfs' or 'lpm'"),
+        ("engine.policy.ordering", "lifo", "or 'fairway-absolute-wait'"),
         ("engine.accelerator", "tpu", "'cpu' or 'gpu'"),
         ("router.routing.weights.queue", 0, "greater than 0"),
         ("router.routing.weights.affinity", -1, "greater than or equal to 0"),

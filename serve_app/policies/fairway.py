@@ -13,6 +13,9 @@ Bound: the work placed ahead of the oldest request is at most its own / `fast_we
 the oldest (work c) waits, Fair's ledger is c; before Fast places another request its ledger, `fast_weight` x (its first
 front + all that it placed), is at most c.
 
+The bound holds for any score, and so for `absolute_waiting_order` too: an ablation with h/c + w / 1 s in the Fast lane,
+one scale of waiting for every request. A score grows without limit with w, so no request waits for ever under either.
+
 Source: the house design, "The algorithms". Cost: two sorts, O(n log n), and a linear merge.
 """
 
@@ -24,6 +27,9 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+
+ABSOLUTE_WAIT_SCALE_S = 1.0
+"""Seconds of waiting that count as much as one cached token for each token to compute, for every request alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,20 @@ def waiting_order(
     Returns: (n,), a permutation of the indices, first served first.
     """
     work = np.maximum(todo_tokens, 1)
-    score = fast_scores(params, hit_tokens, work, waited_s, prefill_s)
-    fast = np.lexsort((arrival_s, -score))
-    fair = np.argsort(arrival_s, kind="stable")
-    order = _merge(fast.tolist(), fair.tolist(), work.tolist(), params.fast_weight)
-    return np.array(order, dtype=np.int64)
+    return _merge_lanes(params, fast_scores(params, hit_tokens, work, waited_s, prefill_s), work, arrival_s)
+
+
+def absolute_waiting_order(
+    params: FairwayParams,
+    hit_tokens: IntArray,
+    todo_tokens: IntArray,
+    waited_s: FloatArray,
+    prefill_s: FloatArray,
+    arrival_s: FloatArray,
+) -> IntArray:
+    """Order a waiting queue by Fairway with the Fast lane scored by `absolute_scores`; arrays as in `waiting_order`."""
+    work = np.maximum(todo_tokens, 1)
+    return _merge_lanes(params, absolute_scores(hit_tokens, work, waited_s), work, arrival_s)
 
 
 def fast_scores(
@@ -79,6 +94,24 @@ def fast_scores(
     patience_s = np.maximum(params.patience_floor_s, params.patience_multiple * prefill_s)
     score: FloatArray = hit_tokens / work + waited_s / patience_s
     return score
+
+
+def absolute_scores(hit_tokens: IntArray, work: IntArray, waited_s: FloatArray) -> FloatArray:
+    """h/c + w / 1 s. Arrays as in `fast_scores`. Returns: (n,), without unit."""
+    score: FloatArray = hit_tokens / work + waited_s / ABSOLUTE_WAIT_SCALE_S
+    return score
+
+
+def _merge_lanes(params: FairwayParams, score: FloatArray, work: IntArray, arrival_s: FloatArray) -> IntArray:
+    """Merge the Fast lane, highest `score` first, with the Fair lane.
+
+    score: (n,), without unit. work: (n,), tokens, at least 1. arrival_s: as in `waiting_order`.
+    Returns: (n,), a permutation of the indices, first served first.
+    """
+    fast = np.lexsort((arrival_s, -score))
+    fair = np.argsort(arrival_s, kind="stable")
+    order = _merge(fast.tolist(), fair.tolist(), work.tolist(), params.fast_weight)
+    return np.array(order, dtype=np.int64)
 
 
 def _merge(fast: list[int], fair: list[int], work: list[int], fast_weight: float) -> list[int]:

@@ -12,6 +12,7 @@ allocation run unchanged. What is touched of vLLM is named in tests/policies/tes
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -30,11 +31,13 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request, RequestStatus
 
 from serve_app.config import EnginePolicy
-from serve_app.policies.eviction import RltFreeBlocks
-from serve_app.policies.fairway import FairwayParams, IntArray
-from serve_app.policies.orderings import ORDERINGS, order_within_classes
+from serve_app.policies.eviction import touch_order
+from serve_app.policies.fairway import FairwayParams, FloatArray, IntArray
+from serve_app.policies.orderings import ORDERINGS, ORDERINGS_BY_ARRIVAL_ALONE, order_within_classes
 from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.policies.prefix_search import longest_prefix
+from serve_app.policies.rlt import RltFreeBlocks
+from serve_app.policies.rlt_queue import RltFreeBlockQueue
 
 # Below vLLM's own logger, so that the engine's process prints it in vLLM's format.
 logger = logging.getLogger("vllm.fairway")
@@ -50,7 +53,7 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
     """
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
-        """Raises ValueError on a bad `additional_config["fairway"]` and where RLT can't work with the model."""
+        """Raises ValueError on a bad `additional_config["fairway"]` and on a model that it doesn't fit."""
         policy = EnginePolicy.from_section(vllm_config.additional_config, "fairway")
         # vLLM's event publisher binds only what looks like a wildcard or IPv6, and connects anything else: an IPv4
         # address written as IPv6 ("[::ffff:10.0.0.7]") binds that address alone, once ZeroMQ may use IPv6.
@@ -62,16 +65,23 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         self._prefill_profile = _profile(policy)
         self._prefix_lookup = PrefixLookup(self.kv_cache_manager)
         self._rlt = None
+        self._protects_waiting = policy.protect_waiting and self.cache_config.enable_prefix_caching
         if policy.eviction == "rlt" and self.cache_config.enable_prefix_caching:
             self._rlt = install_rlt(self.kv_cache_manager, Random(policy.seed))
+        if self._protects_waiting:
+            _need_full_attention(self.kv_cache_manager, "protect_waiting=True", "False")
         logger.info("fairway-serve: ordering=%s eviction=%s", policy.ordering, policy.eviction)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if self._rlt is not None:
             self._rlt.begin_step()
+        self._prefix_lookup.begin_step()
         if self._may_admit():
             self._take_back_ready_requests()
             self._reorder_waiting()
+        # A step that admits nobody may still allocate, and evict, for requests that run.
+        if self._protects_waiting and self.pause_state != PauseState.PAUSED_ALL:
+            self._protect_waiting()
         return super().schedule(throttle_prefills)
 
     def _now_s(self) -> float:
@@ -106,18 +116,46 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
 
     def _waiting_order(self, requests: list[Request]) -> IntArray:
         """`requests`: n waiting ones. Returns: (n,), a permutation of their indices, first served first."""
+        ordering = self.engine_policy.ordering
+        arrival_s = np.array([request.arrival_time for request in requests], dtype=np.float64)
+        priority = np.zeros(len(requests), dtype=np.int64)
+        if self.policy == SchedulingPolicy.PRIORITY:
+            priority = np.array([request.priority for request in requests], dtype=np.int64)
+        if ordering in ORDERINGS_BY_ARRIVAL_ALONE:
+            unread = np.zeros(len(requests), dtype=np.int64)
+            columns = (unread, unread, np.zeros(len(requests)), np.zeros(len(requests)))
+        else:
+            columns = self._work_and_patience(requests, arrival_s)
+        return order_within_classes(ORDERINGS[ordering], self._fairway_params, priority, *columns, arrival_s)
+
+    def _work_and_patience(
+        self, requests: list[Request], arrival_s: FloatArray
+    ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """The other arrays of an ordering, (n,) each: hit_tokens, todo_tokens, waited_s, prefill_s."""
         hit_tokens = np.array(self._prefix_lookup.hit_tokens(requests), dtype=np.int64)
         all_tokens = np.array([request.num_tokens for request in requests], dtype=np.int64)
         prompt_tokens = np.array([request.num_prompt_tokens for request in requests], dtype=np.int64)
-        arrival_s = np.array([request.arrival_time for request in requests], dtype=np.float64)
         # The front end stamps arrivals, maybe on another machine: its clock may be ahead.
         waited_s = np.maximum(self._now_s() - arrival_s, 0.0)
-        prefill_s = self._prefill_profile.prefill_s(prompt_tokens)
-        priority = np.zeros_like(hit_tokens)
-        if self.policy == SchedulingPolicy.PRIORITY:
-            priority = np.array([request.priority for request in requests], dtype=np.int64)
-        columns = (hit_tokens, all_tokens - hit_tokens, waited_s, prefill_s, arrival_s)
-        return order_within_classes(ORDERINGS[self.engine_policy.ordering], self._fairway_params, priority, *columns)
+        return hit_tokens, all_tokens - hit_tokens, waited_s, self._prefill_profile.prefill_s(prompt_tokens)
+
+    def _protect_waiting(self) -> None:
+        """Let the free blocks that waiting requests would hit count as just used, before this step evicts any.
+
+        RLT needs only the deepest block of a request, as it evicts no block before its descendants; LRU needs each. A
+        request that waits with tokens computed (loaded from elsewhere) holds its blocks.
+        """
+        pool = self.kv_cache_manager.block_pool
+        waiting = [request for request in (*self.waiting, *self.skipped_waiting) if not request.num_computed_tokens]
+        chains = self._prefix_lookup.hit_blocks(waiting)
+        if self._rlt is not None:
+            deepest = [block for chain in chains for block in islice(chain, 1)]
+            self._rlt.touch(block for block in dict.fromkeys(deepest) if pool.blocks[block].ref_cnt == 0)
+            return
+        free = [block for index in touch_order(chains) if (block := pool.blocks[index]).ref_cnt == 0]
+        for block in free:
+            pool.free_block_queue.remove(block)
+        pool.free_block_queue.append_n(free)
 
 
 class OrderedWaitingQueue(FCFSRequestQueue):  # type: ignore[misc]  # vLLM is untyped here
@@ -151,15 +189,37 @@ class PrefixLookup:
     def __init__(self, manager: KVCacheManager) -> None:
         self._manager = manager
         self._coordinator = manager.coordinator
-        self._hit_blocks: dict[str, int] = {}
         self._searches = _is_full_attention(manager) and not self._coordinator.eagle_group_ids
+        self._hit_tokens: dict[str, int] = {}
+        self._last_hit_tokens: dict[str, int] = {}
+        self._is_new_step = True
+
+    def begin_step(self) -> None:
+        """Blocks may have come and gone: what was found until now is where the next search starts."""
+        self._is_new_step = True
 
     def hit_tokens(self, requests: list[Request]) -> list[int]:
-        """(n,), for each request; forgets the requests that are not asked for again."""
-        last, self._hit_blocks = self._hit_blocks, {}
-        return [self._hit_tokens(request, last.get(request.request_id, 0)) for request in requests]
+        """(n,), for each request, looked up once a step; forgets the requests that a whole step doesn't ask for."""
+        if self._is_new_step:
+            self._last_hit_tokens, self._hit_tokens, self._is_new_step = self._hit_tokens, {}, False
+        for request in requests:
+            if request.request_id not in self._hit_tokens:
+                self._hit_tokens[request.request_id] = self._look_up(request)
+        return [self._hit_tokens[request.request_id] for request in requests]
 
-    def _hit_tokens(self, request: Request, last_hit_blocks: int) -> int:
+    def hit_blocks(self, requests: list[Request]) -> Iterator[Iterator[int]]:
+        """For each request, the ids of the cached blocks behind `hit_tokens`, deepest first; full attention only."""
+        block_tokens = self._manager.block_pool.hash_block_size
+        for request, hit_tokens in zip(requests, self.hit_tokens(requests), strict=True):
+            yield self._chain(request, hit_tokens // block_tokens)
+
+    def _chain(self, request: Request, num_blocks: int) -> Iterator[int]:
+        get_one_block, hashes = self._manager.block_pool.cached_block_hash_to_block.get_one_block, request.block_hashes
+        deepest_first = range(num_blocks - 1, -1, -1)
+        blocks = (get_one_block(make_block_hash_with_group_id(hashes[index], 0)) for index in deepest_first)
+        return (block.block_id for block in blocks if block is not None)
+
+    def _look_up(self, request: Request) -> int:
         if request.num_computed_tokens:
             return int(request.num_computed_tokens)
         if not self._manager.prefix_cache_lookup_enabled(request):
@@ -168,21 +228,28 @@ class PrefixLookup:
         max_hit_tokens = request.num_tokens - 1
         if not self._searches:
             return int(self._coordinator.find_longest_cache_hit(request.block_hashes, max_hit_tokens)[1])
+
         pool, hashes = self._manager.block_pool, request.block_hashes
         get_one_block = pool.cached_block_hash_to_block.get_one_block
 
         def is_cached(index: int) -> bool:
             return get_one_block(make_block_hash_with_group_id(hashes[index], 0)) is not None
 
-        hit_blocks = longest_prefix(is_cached, max_hit_tokens // pool.hash_block_size, last_hit_blocks)
-        self._hit_blocks[request.request_id] = hit_blocks
-        return int(hit_blocks * pool.hash_block_size)
+        block_tokens = pool.hash_block_size
+        last_hit_blocks = self._last_hit_tokens.get(request.request_id, 0) // block_tokens
+        return int(longest_prefix(is_cached, max_hit_tokens // block_tokens, last_hit_blocks) * block_tokens)
 
 
 def _is_full_attention(manager: KVCacheManager) -> bool:
     """Whether the model has one KV cache group, which keeps every block of a request as long as the request."""
     managers = manager.coordinator.single_type_managers
     return isinstance(manager.coordinator, UnitaryKVCacheCoordinator) and type(managers[0]) is FullAttentionManager
+
+
+def _need_full_attention(manager: KVCacheManager, setting: str, instead: str) -> None:
+    if not _is_full_attention(manager):
+        groups = [type(group.kv_cache_spec).__name__ for group in manager.kv_cache_config.kv_cache_groups]
+        raise ValueError(f"{setting} needs one KV cache group, of full attention, not {groups}; set it to {instead}")
 
 
 def install_rlt(manager: KVCacheManager, rng: Random) -> RltFreeBlocks:
@@ -192,9 +259,7 @@ def install_rlt(manager: KVCacheManager, rng: Random) -> RltFreeBlocks:
     a replacement object would have to be planted in each of them. Raises ValueError on a model that isn't one group of
     full attention, where a block's chain is not what RLT takes it for.
     """
-    if not _is_full_attention(manager):
-        groups = [type(group.kv_cache_spec).__name__ for group in manager.kv_cache_config.kv_cache_groups]
-        raise ValueError(f"eviction='rlt' needs one KV cache group, of full attention, not {groups}; set it to 'lru'")
+    _need_full_attention(manager, "eviction='rlt'", "'lru'")
     pool = manager.block_pool
     free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
     rlt = RltFreeBlocks(pool.num_gpu_blocks, free, rng)
@@ -206,7 +271,7 @@ def install_rlt(manager: KVCacheManager, rng: Random) -> RltFreeBlocks:
 class RltBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is untyped here
     """vLLM's block pool, telling RLT which block continues which, and which hold nothing any more."""
 
-    free_block_queue: "RltFreeBlockQueue"
+    free_block_queue: "RltFreeBlockQueue[KVCacheBlock]"
 
     def cache_full_blocks(
         self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int, num_full_blocks: int, **kwargs: Any
@@ -228,44 +293,3 @@ class RltBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is untyped here
             for block in self.blocks:
                 self.free_block_queue.rlt.uncache(block.block_id)
         return done
-
-
-class RltFreeBlockQueue:
-    """RLT in the place of vLLM's `FreeKVCacheBlockQueue`; blocks in, blocks out.
-
-    Where a block is put, in front or at the end, means nothing to RLT: it knows itself which are cached.
-    """
-
-    def __init__(self, blocks: list[KVCacheBlock], rlt: RltFreeBlocks) -> None:
-        self._blocks = blocks
-        self.rlt = rlt
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self.rlt.num_free
-
-    def popleft(self) -> KVCacheBlock:
-        return self.popleft_n(1)[0]
-
-    def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        return [self._blocks[block_id] for block_id in self.rlt.take(n)]
-
-    def remove(self, block: KVCacheBlock) -> None:
-        self.rlt.claim(block.block_id)
-
-    def append(self, block: KVCacheBlock) -> None:
-        self.rlt.release([block.block_id])
-
-    def append_n(self, blocks: list[KVCacheBlock]) -> None:
-        self.rlt.release([block.block_id for block in blocks])
-
-    prepend_n = append_n
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        return [self._blocks[block_id] for block_id in self.rlt.free_blocks()]
-
-    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """The free blocks, likely sooner reused first; from the start again when `cursor` is no longer free."""
-        free = self.rlt.free_blocks()
-        start = free.index(cursor.block_id) + 1 if cursor is not None and self.rlt.is_free(cursor.block_id) else 0
-        return (self._blocks[block_id] for block_id in free[start:])

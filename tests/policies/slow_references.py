@@ -1,30 +1,67 @@
 """Slow, obvious versions of the policies, read straight off the design; the tests hold the fast ones against them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from serve_app.policies import FairwayParams
 
+Lane = tuple[list[int], int]
 
-def slow_waiting_order(
-    params: FairwayParams,
-    hit_tokens: Sequence[int],
-    todo_tokens: Sequence[int],
-    waited_s: Sequence[float],
-    prefill_s: Sequence[float],
-    arrival_s: Sequence[float],
-) -> list[int]:
-    """Fairway, searching each lane from its front every time."""
+
+def slow_waiting_order(params: FairwayParams, *columns: Sequence[float]) -> list[int]:
+    """Fairway; the columns are those of every ordering."""
+    return slow_order("fairway", params, *columns)
+
+
+def slow_order(name: str, params: FairwayParams, *columns: Sequence[float]) -> list[int]:
+    """The ordering of that name, spelled out; `columns` as every ordering takes them."""
+    hit_tokens, todo_tokens, waited_s, prefill_s, arrival_s = columns
     everyone = range(len(arrival_s))
-    work = [max(1, todo) for todo in todo_tokens]
+    work = [max(1.0, todo) for todo in todo_tokens]
 
-    def score(i: int) -> float:
+    def relative_score(i: int) -> float:
         patience_s = max(params.patience_floor_s, params.patience_multiple * prefill_s[i])
         return hit_tokens[i] / work[i] + waited_s[i] / patience_s
 
-    lanes = {
-        "fast": sorted(everyone, key=lambda i: (-score(i), arrival_s[i], i)),
-        "fair": sorted(everyone, key=lambda i: (arrival_s[i], i)),
+    def absolute_score(i: int) -> float:
+        return hit_tokens[i] / work[i] + waited_s[i] / 1.0
+
+    def highest(score: Callable[[int], float]) -> list[int]:
+        return sorted(everyone, key=lambda i: (-score(i), arrival_s[i], i))
+
+    def group(i: int) -> int:
+        return next(g for g in range(1, 11) if 10 * hit_tokens[i] < g * (hit_tokens[i] + work[i]))
+
+    oldest = sorted(everyone, key=lambda i: (arrival_s[i], i))
+    longest = highest(lambda i: hit_tokens[i])
+    groups = [([i for i in oldest if group(i) == g], 10 * g) for g in range(10, 0, -1)]
+    orders: dict[str, Callable[[], list[int]]] = {
+        "fcfs": lambda: oldest,
+        "lpm": lambda: longest,
+        "k-lpm-4": lambda: slow_turns([(oldest, 1), (longest, 3)]),
+        "k-lpm-8": lambda: slow_turns([(oldest, 1), (longest, 7)]),
+        "ragcache": lambda: highest(lambda i: hit_tokens[i] / work[i]),
+        "preble": lambda: slow_turns(groups),
+        "peek": lambda: highest(lambda i: prefill_s[i] * (hit_tokens[i] / (hit_tokens[i] + work[i]))),
+        "absolute-wait": lambda: highest(absolute_score),
+        "relative-wait": lambda: highest(relative_score),
+        "fairway": lambda: slow_lanes(params, highest(relative_score), oldest, work),
+        "fairway-absolute-wait": lambda: slow_lanes(params, highest(absolute_score), oldest, work),
     }
+    return orders[name]()
+
+
+def slow_turns(lanes: list[Lane]) -> list[int]:
+    """Each lane in turn places its first unplaced requests, as many as its quota, until all are placed."""
+    placed: list[int] = []
+    while any(set(lane) - set(placed) for lane, _ in lanes):
+        for lane, quota in lanes:
+            placed += [i for i in lane if i not in placed][:quota]
+    return placed
+
+
+def slow_lanes(params: FairwayParams, fast: list[int], fair: list[int], work: list[float]) -> list[int]:
+    """Fairway's merge, searching each lane from its front every time."""
+    lanes = {"fast": fast, "fair": fair}
     weight = {"fast": params.fast_weight, "fair": 1.0}
     ledger = {lane: weight[lane] * work[order[0]] for lane, order in lanes.items() if order}
     placed: list[int] = []
@@ -79,6 +116,10 @@ class SlowRlt:
                 self.touched_this_step.add(block)
             else:
                 self.uncached_stack.append(block)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        self.marked.update(blocks)
+        self.touched_this_step.update(blocks)
 
     def cache(self, block: int, parent: int | None) -> None:
         self._forget(block)

@@ -119,7 +119,7 @@ def random_operations_agree(seed: int, num_operations: int) -> None:
     fast, slow = rlt(NUM_BLOCKS, seed), SlowRlt(NUM_BLOCKS)
     requests: list[list[int]] = []
     for _ in range(num_operations):
-        operation = rng.choice(["start", "start", "finish", "hit", "uncache", "step", "recache"])
+        operation = rng.choice(["start", "start", "finish", "hit", "touch", "uncache", "step", "recache"])
         if operation == "start":
             chain: list[int] = []
             for _ in range(min(rng.randint(1, 8), fast.num_free)):
@@ -142,6 +142,10 @@ def random_operations_agree(seed: int, num_operations: int) -> None:
             fast.claim(block)
             slow.claim(block)
             requests.append([block])
+        elif operation == "touch":
+            blocks = rng.sample(sorted(slow.free_cached()), min(2, len(slow.free_cached())))
+            fast.touch(blocks)
+            slow.touch(blocks)
         elif operation == "uncache" and slow.parent and rng.random() < 0.3:
             block = rng.choice(sorted(slow.parent))
             fast.uncache(block)

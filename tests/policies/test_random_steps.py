@@ -42,6 +42,13 @@ CASES: dict[str, tuple[type[ClockedScheduler], dict[str, Any], dict[str, Any]]] 
     "lpm-lru": (ClockedScheduler, {"ordering": "lpm", "eviction": "lru"}, {}),
     "fairway-rlt-priority": (ClockedScheduler, {}, {"policy": "priority"}),
     "fairway-no-prefix-caching": (ClockedScheduler, {}, {"prefix_caching": False}),
+    "fairway-rlt-protected": (ClockedScheduler, {"protect_waiting": True}, {}),
+    "peek-lru-protected": (ClockedScheduler, {"ordering": "peek", "eviction": "lru", "protect_waiting": True}, {}),
+    "fcfs-rlt-protected-priority": (
+        ClockedScheduler,
+        {"ordering": "fcfs", "protect_waiting": True},
+        {"policy": "priority"},
+    ),
 }
 
 

@@ -18,7 +18,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__
 
-from serve_app.policies.vllm_hooks import FairwayScheduler, OrderedWaitingQueue, RltFreeBlockQueue
+from serve_app.policies.rlt_queue import RltFreeBlockQueue
+from serve_app.policies.vllm_hooks import FairwayScheduler, OrderedWaitingQueue
 from tests.policies.scheduler_rig import make_request, make_scheduler
 
 SIGNATURES: list[tuple[Callable[..., Any], list[str]]] = [
@@ -33,6 +34,8 @@ SIGNATURES: list[tuple[Callable[..., Any], list[str]]] = [
     (KVCacheCoordinator.find_longest_cache_hit, ["self", "block_hashes", "max_cache_hit_length"]),
     (BlockHashToBlockMap.get_one_block, ["self", "key"]),
     (make_block_hash_with_group_id, ["block_hash", "group_id"]),
+    (FreeKVCacheBlockQueue.remove, ["self", "block"]),
+    (FreeKVCacheBlockQueue.append_n, ["self", "blocks"]),
     (BlockPool._remove_cached_block_hashes, ["self", "block"]),
     (BlockPool.reset_prefix_cache, ["self"]),
     (
@@ -106,9 +109,10 @@ def test_request_has_this_attribute(name: str) -> None:
     assert hasattr(make_request("r", [1, 2, 3], arrival_s=0.0), name)
 
 
-def test_block_knows_its_id_and_its_hash(stock: AsyncScheduler) -> None:
+def test_block_knows_its_id_its_users_and_its_hash(stock: AsyncScheduler) -> None:
     block = stock.kv_cache_manager.block_pool.blocks[3]
     assert block.block_id == 3
+    assert block.ref_cnt == 0
     assert block.block_hash is None
 
 

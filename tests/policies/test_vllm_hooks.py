@@ -122,6 +122,7 @@ def test_prefix_lookup_equals_vllms_and_leaves_no_trace(tmp_path: Path) -> None:
         prompt = excerpt[: rng.randint(1, 480)] if number % 2 else prompt_of(rng, 300)
         scheduler.add_request(make_request(f"r{number}", prompt, arrival_s=number, max_tokens=1))
         engine.run_until_idle()
+        lookup.begin_step()
         recorded = manager.prefix_cache_stats.queries, manager.prefix_cache_stats.requests
         found = lookup.hit_tokens(asked)
         assert recorded == (manager.prefix_cache_stats.queries, manager.prefix_cache_stats.requests)
@@ -129,6 +130,8 @@ def test_prefix_lookup_equals_vllms_and_leaves_no_trace(tmp_path: Path) -> None:
         assert found == [manager.get_computed_blocks(request)[1] for request in asked]
     assert max(found) >= 16
     asked[0].num_computed_tokens = 96  # as after a load from a remote KV cache
+    assert lookup.hit_tokens(asked[:1]) == found[:1]  # looked up once a step
+    lookup.begin_step()
     assert lookup.hit_tokens(asked[:1]) == [96]
 
 
@@ -136,7 +139,10 @@ def test_prefix_lookup_equals_vllms_and_leaves_no_trace(tmp_path: Path) -> None:
     ("fairway", "message"),
     [
         ({"fast_weight": 0.5}, r'additional_config\["fairway"\]: fast_weight=0\.5: .*greater than or equal to 1'),
-        ({"ordering": "sjf"}, r"ordering='sjf': Input should be 'fairway', 'fcfs' or 'lpm'"),
+        (
+            {"ordering": "sjf"},
+            r"ordering='sjf': Input should be 'fairway', 'fcfs', 'lpm', .* or 'fairway-absolute-wait'",
+        ),
         ({"colour": "red"}, r"colour='red': Extra inputs are not permitted"),
         ({"prefill_profile": {"tokens": [2]}}, r"prefill_profile\.tokens=\[2\]: .*at least 2"),
         ("on", r"fairway='on': "),
@@ -179,7 +185,7 @@ def test_rlt_is_refused_without_one_group_of_full_attention_and_lru_works(
 
 
 def test_lru_equals_vllms_own_free_queue() -> None:
-    rng = random.Random(7)
+    rng, num_touches = random.Random(7), 0
     blocks = [KVCacheBlock(block_id) for block_id in range(30)]
     theirs, ours = FreeKVCacheBlockQueue(blocks), LruFreeBlocks(30, range(30))
     used: list[int] = []
@@ -198,8 +204,17 @@ def test_lru_equals_vllms_own_free_queue() -> None:
             theirs.prepend_n([blocks[block] for block in freed if not ours.is_cached(block)])
             theirs.append_n([blocks[block] for block in freed if ours.is_cached(block)])
             ours.release(freed)
+        cached = [block for block in ours.free_blocks() if ours.is_cached(block)]
+        if rng.random() < 0.3:
+            touched = rng.sample(cached, min(3, len(cached)))
+            for block in touched:
+                theirs.remove(blocks[block])
+            theirs.append_n([blocks[block] for block in touched])
+            ours.touch(touched)
+            num_touches += len(touched)
         assert [block.block_id for block in theirs.get_all_free_blocks()] == ours.free_blocks()
         ours.check_integrity()
+    assert num_touches > 100
 
 
 def test_rlt_queue_walks_the_free_blocks_after_a_cursor(tmp_path: Path) -> None:
