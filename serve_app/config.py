@@ -113,7 +113,19 @@ class RoutingDocument(Settings):
 
     version: int = Field(default=1, ge=1)
     """Rises by one with every change."""
-    router: Literal["lbgr", "round-robin", "power-of-two"] = "lbgr"
+    router: Literal[
+        "lbgr",
+        "round-robin",
+        "power-of-two",
+        "least-work",
+        "cache-aware-0.3",
+        "cache-aware-0.4",
+        "cache-aware-0.5",
+        "prefix-affinity",
+        "prefix-affinity-8",
+        "lmetric",
+        "lbgr-published",
+    ] = "lbgr"
     """Which rule picks the replica."""
     weights: RoutingWeights = RoutingWeights()
 

@@ -23,7 +23,7 @@ def test_defaults_are_valid() -> None:
         ({"engin": {}}, "engin"),
         ({"engine": {"policy": {"fast_weight": 0.5}}}, r"engine.policy.fast_weight\s.*greater than or equal to 1"),
         ({"router": {"routing": {"weights": {"queue": 0}}}}, r"queue\s.*greater than 0.*input_value=0"),
-        ({"router": {"routing": {"router": "nearest"}}}, r"router\s.*'lbgr', 'round-robin' or 'power-of-two'"),
+        ({"router": {"routing": {"router": "nearest"}}}, r"router\s.*'lbgr', 'round-robin', .* or 'lbgr-published'"),
         ({"replicas": {"min": 5, "max": 2}}, "replicas.min is 5 and replicas.max 2"),
         ({"engine": {"policy": {"eviction": "fifo"}}}, r"eviction\s.*'rlt' or 'lru'"),
     ],

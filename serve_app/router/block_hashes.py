@@ -85,6 +85,12 @@ class BlockHasher:
 
         Returns: (n // block_size_tokens,), 8 bytes each.
         """
+        return tuple(block_hash[-KEY_BYTES:] for block_hash in self.whole_hashes(token_ids, cache_salt, lora_name))
+
+    def whole_hashes(
+        self, token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
+    ) -> list[bytes]:
+        """As `hashes`, but what vLLM itself keeps with a request: 32 bytes each."""
         lora = SimpleNamespace(lora_name=lora_name) if lora_name else None
-        prompt = _Prompt(token_ids, len(token_ids), cache_salt, lora)
-        return tuple(block_hash[-KEY_BYTES:] for block_hash in self._hash_prompt(prompt))
+        whole: list[bytes] = self._hash_prompt(_Prompt(token_ids, len(token_ids), cache_salt, lora))
+        return whole

@@ -37,6 +37,12 @@ class ReplicaView:
     """The regression's correction; may be negative."""
     num_open: int
     """Requests open on the replica."""
+    routed_tokens: int = 0
+    """Leading prompt tokens, in whole KV blocks, that were routed to the replica before; 0 where no history is kept."""
+    history_blocks: int = 0
+    """Distinct KV blocks that were ever routed to the replica; 0 where no history is kept."""
+    home_order: int = 0
+    """Place among replicas of equally long history, smaller first: arbitrary, but fixed for the prefix they share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,15 @@ from typing import Any
 
 from serve_app.config import RouterSettings, RoutingDocument
 from serve_app.policies.prefill_profile import PrefillProfile
-from serve_app.router.baselines import RULES
+from serve_app.router.baselines import HISTORY_RULES, RULES
 from serve_app.router.choice import ReplicaView
 from serve_app.router.decisions import Decision, DecisionRing, Record, RouteRequest
 from serve_app.router.estimator import ResidualEstimator
 from serve_app.router.lifecycle import Closed, FirstToken, LifecycleBatch, Opened
 from serve_app.router.load import LoadLedger
 from serve_app.router.prefix_index import PrefixIndex
+from serve_app.router.routed_history import RoutedHistory
+from serve_app.router.totals import Totals
 
 __all__ = ["Decision", "RouteRequest", "RoutingState"]
 
@@ -30,37 +32,6 @@ UNKNOWN_PROMPT_TOKENS = 256
 """Assumed length of a prompt that could not be tokenised: enough that a burst of them spreads."""
 DECISIONS_SHOWN = 50
 DEAD_INCARNATIONS_KEPT = 16
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts since the start of this ingress."""
-
-    decisions: int = 0
-    unknown_length: int = 0
-    """Decisions for prompts of unknown length."""
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    """Prompt tokens that were predicted to hit on the picked replica."""
-    observed_prompt_tokens: int = 0
-    observed_cached_tokens: int = 0
-    """Of those, tokens that the engines found cached; only requests of this ingress."""
-    finished: int = 0
-    aborted: int = 0
-    rejected: int = 0
-    failed: int = 0
-    batches: int = 0
-    """Life-cycle batches of known replicas."""
-    batches_lost: int = 0
-    """Sequence numbers skipped."""
-    batches_late: int = 0
-    """Batches that came again, or after a later one, or of a dead incarnation, or of a replica that is not there."""
-    restarts: int = 0
-    """Times that a replica showed a new incarnation."""
-    moved: int = 0
-    """Requests that opened on another replica than the one picked."""
-    orphans: int = 0
-    """Reservations released because their replica did not know them."""
 
 
 @dataclass(slots=True)
@@ -80,6 +51,7 @@ class RoutingState:
         self.block_size_tokens = block_size_tokens
         self.document = settings.routing
         self.index = PrefixIndex(settings.max_index_blocks)
+        self.history = RoutedHistory(settings.max_index_blocks)
         self.ledger = LoadLedger(settings.routing.weights.load_half_life_s)
         self.estimator = ResidualEstimator(settings.residual_bound_s, settings.residual_min_samples)
         self.decisions = DecisionRing(settings.decisions_kept)
@@ -91,11 +63,12 @@ class RoutingState:
         self._sequences: dict[str, _Sequence] = {}
 
     def set_replicas(self, ids: Iterable[str]) -> None:
-        """The replicas that run now; of those that left, reservations, blocks and sequences are dropped at once."""
+        """The replicas that run now; of those that left, all that is known is dropped at once."""
         present = set(ids)
         for departed in self._replicas - present:
             self.ledger.release_replica(departed)
             self.index.drop(departed)
+            self.history.drop(departed)
             self._sequences.pop(departed, None)
         self._replicas = present
 
@@ -127,6 +100,8 @@ class RoutingState:
             candidates=tuple(ranked),
         )
         self.ledger.reserve(request.request_id, pick.replica_id, decision.service_s, now_s)
+        if self._keeps_history:
+            self.history.record(pick.replica_id, self._history_hashes(request))
         self._keep(request, decision, pick)
         return decision
 
@@ -149,11 +124,16 @@ class RoutingState:
         return self.ledger.release(request_id, now_s)
 
     def apply(self, document: RoutingDocument) -> bool:
-        """Follow a newer document from the next decision on; False, and nothing changes, when it is not newer."""
+        """Follow a newer document from the next decision on; False, and nothing changes, when it is not newer.
+
+        A rule that goes by its history starts with an empty one, unless it follows another such rule.
+        """
         if document.version <= self.document.version:
             return False
         self.ledger.half_life_s = document.weights.load_half_life_s
         self.document = document
+        if not self._keeps_history:
+            self.history.forget_all()
         return True
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
@@ -178,6 +158,7 @@ class RoutingState:
         """Raise AssertionError unless every part is sound and only replicas that are there hold anything."""
         self.ledger.check_integrity(now_s)
         self.index.check_integrity()
+        self.history.check_integrity(self._replicas if self._keeps_history else frozenset())
         assert len(self.decisions) <= self.decisions.capacity, len(self.decisions)
         assert self.ledger.replica_ids() <= self._replicas, self.ledger.replica_ids() - self._replicas
         assert self._sequences.keys() <= self._replicas, self._sequences.keys() - self._replicas
@@ -185,7 +166,19 @@ class RoutingState:
     def _views(self, request: RouteRequest, replica_ids: Sequence[str], now_s: float) -> list[ReplicaView]:
         hits = self._hit_tokens(request)
         best = max((hits.get(replica_id, 0) for replica_id in replica_ids), default=0)
-        return [self._view(request, replica_id, hits.get(replica_id, 0), best, now_s) for replica_id in replica_ids]
+        views = [self._view(request, replica_id, hits.get(replica_id, 0), best, now_s) for replica_id in replica_ids]
+        if self._keeps_history and self.block_size_tokens is not None:
+            return self.history.seen(views, self._history_hashes(request), self.block_size_tokens)
+        return views
+
+    @property
+    def _keeps_history(self) -> bool:
+        return self.document.router in HISTORY_RULES
+
+    def _history_hashes(self, request: RouteRequest) -> tuple[bytes, ...]:
+        """All of the prompt's blocks, the last included; none when its length or the block size is unknown."""
+        known = request.prompt_tokens and self.block_size_tokens is not None
+        return request.block_hashes if known else ()
 
     def _hit_tokens(self, request: RouteRequest) -> dict[str, int]:
         if self.block_size_tokens is None or not request.prompt_tokens:

@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.config import PrefillTable, RouterSettings, RoutingDocument, RoutingWeights
 from serve_app.policies.prefill_profile import PrefillProfile
+from serve_app.router.baselines import RULES
 from serve_app.router.lifecycle import Closed, FirstToken, LifecycleBatch, LifecycleEvent, Opened
 from serve_app.router.routing_state import UNKNOWN_PROMPT_TOKENS, Decision, RouteRequest, RoutingState
 
@@ -92,7 +93,7 @@ def test_no_hits_are_counted_while_the_block_size_is_unknown() -> None:
 
 
 def test_burst_of_equal_requests_spreads_at_once() -> None:
-    for router in ("lbgr", "round-robin", "power-of-two"):
+    for router in RULES:
         state = state_of(router)
         picks = Counter(
             state.decide(RouteRequest(f"{i}", 32_000, keys(i * 10_000)), REPLICAS, 0.0).replica_id for i in range(100)
@@ -344,7 +345,9 @@ class Cluster:
             0
         ]:
             case "ours":
-                name = self.state.decide(RouteRequest(request_id, rng.randrange(500)), alive, self.now_s).replica_id
+                name = self.state.decide(
+                    RouteRequest(request_id, rng.randrange(500), keys(*range(rng.randrange(9)))), alive, self.now_s
+                ).replica_id
                 if rng.random() < 0.1:
                     name = rng.choice(alive)  # redispatched
                 if rng.random() < 0.95:  # else it never gets there
@@ -375,7 +378,7 @@ class Cluster:
 @pytest.mark.parametrize("seed", range(20))
 def test_everything_is_released_exactly_once_whatever_the_network_does(seed: int) -> None:
     rng = random.Random(seed)
-    state = state_of(rng.choice(["lbgr", "round-robin", "power-of-two"]), orphan_grace_s=5.0, decisions_kept=50)
+    state = state_of(rng.choice(list(RULES)), orphan_grace_s=5.0, decisions_kept=50)
     cluster = Cluster(state, rng)
     for step in range(600):
         cluster.step(f"{step}")
