@@ -1,6 +1,7 @@
 """Our settings as Ray Serve LLM's `LLMConfig`: one place where the two vocabularies meet."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from ray.serve.llm import LLMConfig
 from serve_app.config import FairwayServeConfig, PrefillTable, ReplicaSettings
 
 EMULATED_WORKER = "serve_app.emulation.worker.EmulatedGpuWorker"
+EMULATED_LABEL = "serve_app.emulation.label.EmulatedLabel"
+EMULATED_LOG_PREFIX = "EMULATED "
+"""Before every line of vLLM's log."""
 PROJECT = Path(__file__).resolve().parents[2]
 SCHEDULER = "serve_app.policies.vllm_hooks.FairwayScheduler"
 ROUTER = "serve_app.router.request_router.LbgrRouter"
@@ -29,7 +33,7 @@ def llm_config(config: FairwayServeConfig) -> LLMConfig:
         "model_loading_config": {"model_id": config.model.id, "model_source": _source(config.model.source)},
         "engine_kwargs": _engine_kwargs(config),
         "deployment_config": _deployment(config.replicas),
-        "runtime_env": {"env_vars": {**config.engine.env, "PYTHONHASHSEED": "0"}},
+        "runtime_env": {"env_vars": {**_engine_env(config), "PYTHONHASHSEED": "0"}},
         "server_cls": "serve_app.deployments.worker:FairwayServer",
         "log_engine_metrics": True,
     }
@@ -69,6 +73,18 @@ def read_profile(path: Path) -> PrefillTable:
         ) from error
 
 
+def is_emulated(engine_kwargs: Mapping[str, Any]) -> bool:
+    """Whether an engine with these arguments runs on the emulated GPU, whoever wrote them."""
+    return engine_kwargs.get("worker_cls") == EMULATED_WORKER
+
+
+def _engine_env(config: FairwayServeConfig) -> dict[str, str]:
+    env = dict(config.engine.env)
+    if config.engine.emulation is not None:
+        env["VLLM_LOGGING_PREFIX"] = EMULATED_LOG_PREFIX + env.get("VLLM_LOGGING_PREFIX", "")
+    return env
+
+
 def _found(path: Path) -> Path:
     # Serve builds an application in a worker process, whose working directory is not the operator's.
     return path if path.exists() else PROJECT / path
@@ -83,7 +99,8 @@ def _engine_kwargs(config: FairwayServeConfig) -> dict[str, Any]:
         )
     additional = {"fairway": config.engine.policy.model_dump(mode="json")}
     if config.engine.emulation is not None:
-        given |= {"worker_cls": EMULATED_WORKER, "load_format": "dummy"}
+        label = [*given.get("middleware", ()), EMULATED_LABEL]
+        given |= {"worker_cls": EMULATED_WORKER, "load_format": "dummy", "middleware": label}
         additional["emulation"] = config.engine.emulation.model_dump(mode="json")
     return {"enable_prefix_caching": True, **given, "scheduler_cls": SCHEDULER, "additional_config": additional}
 

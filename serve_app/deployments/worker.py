@@ -12,10 +12,12 @@ from ray import serve
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from serve_app.deployments.autoscaling import QUEUED_PREFILL_STAT
+from serve_app.deployments.engine_config import is_emulated
 from serve_app.deployments.event_forwarder import EventForwarder
 from serve_app.deployments.middleware import FairwayMiddleware
 from serve_app.deployments.request_trace import traced_generate
 from serve_app.deployments.start_error import start_error
+from serve_app.observability.metrics import publish_emulated
 from serve_app.router import ray_internals
 from serve_app.router.lifecycle import LifecycleBatch
 
@@ -68,6 +70,7 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
         ray_internals._add_middleware_to_built_app(
             app, FairwayMiddleware, replica_id=context.replica_id.unique_id, forwarder=self._forwarder
         )
+        publish_emulated(context.replica_id.unique_id, emulated=is_emulated(self._llm_config.engine_kwargs))
         return app
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

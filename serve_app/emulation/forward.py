@@ -5,7 +5,7 @@ rule that matters: a request samples one token exactly when the step reaches the
 unfinished prefill chunk, of a new prompt or of a preempted request that is computed again, samples nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,10 @@ class Forward:
 class ForwardModel:
     """Remembers each request's prompt from its first step to its end, as a real model runner does."""
 
-    def __init__(self, settings: EmulationSettings) -> None:
+    def __init__(self, settings: EmulationSettings, digest: Callable[[Sequence[int]], bytes] = prompt_digest) -> None:
+        """Args: digest: what stands for a prompt in its pseudo-text; a constant one where nobody reads the text."""
         self._settings = settings
+        self._digest = digest
         self._prompts: dict[str, _Prompt] = {}
 
     @property
@@ -65,7 +67,7 @@ class ForwardModel:
         for req_id in scheduler_output.finished_req_ids:
             self._prompts.pop(req_id, None)
         for new in scheduler_output.scheduled_new_reqs:
-            self._prompts[new.req_id] = _Prompt(prompt_digest(new.prompt_token_ids or ()), new.prompt_len)
+            self._prompts[new.req_id] = _Prompt(self._digest(new.prompt_token_ids or ()), new.prompt_len)
 
 
 def _states(scheduler_output: Any) -> Iterator[tuple[str, int, int]]:

@@ -1,9 +1,11 @@
 """How long one engine step takes on the emulated GPU.
 
-    step seconds = time_scale * (base + s_per_token * tokens + s_per_token_context * pairs)
+    step seconds = time_scale * (base + s_per_token * tokens + s_per_token_context * pairs
+                                 + s_per_context_token * context)
 
-over the chunks of the step, prefill and decode alike: a chunk of n tokens with c tokens before it has n tokens and
-n * c + n * (n + 1) / 2 pairs of a token and a token that it attends to. A step without tokens takes no time.
+over the chunks of the step, prefill and decode alike: a chunk of n tokens with c tokens before it has n tokens,
+n * c + n * (n + 1) / 2 pairs of a token and a token that it attends to, and c tokens of context to read from the KV
+cache. A step without tokens takes no time.
 Source: the house experiments, "Step-time model". Cost: O(chunks).
 """
 
@@ -22,16 +24,17 @@ def step_time_s(settings: EmulationSettings, chunks: Iterable[Chunk]) -> float:
     Raises:
         ValueError: a chunk has less than one token, or a negative context.
     """
-    tokens, pairs = 0, 0
+    tokens, pairs, context = 0, 0, 0
     for num_tokens, num_context in chunks:
         if num_tokens < 1 or num_context < 0:
             raise ValueError(f"chunk {(num_tokens, num_context)} must have at least 1 token and no negative context")
         tokens += num_tokens
         pairs += num_tokens * num_context + num_tokens * (num_tokens + 1) // 2
+        context += num_context
     if not tokens:
         return 0.0
-    work_s = settings.step_base_s + settings.s_per_token * tokens + settings.s_per_token_context * pairs
-    return settings.time_scale * work_s
+    attention_s = settings.s_per_token_context * pairs + settings.s_per_context_token * context
+    return settings.time_scale * (settings.step_base_s + settings.s_per_token * tokens + attention_s)
 
 
 def prefill_time_s(settings: EmulationSettings, prompt_tokens: int, max_step_tokens: int) -> float:
@@ -58,4 +61,5 @@ def prefill_table(settings: EmulationSettings, max_step_tokens: int, max_prompt_
         tokens=tokens,
         seconds=tuple(prefill_time_s(settings, count, max_step_tokens) for count in tokens),
         base_s=prefill_time_s(settings, 1, max_step_tokens),
+        hit_s_per_token=settings.time_scale * settings.s_per_context_token,
     )

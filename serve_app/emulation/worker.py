@@ -11,6 +11,9 @@ memory is allocated. The device is one queue: a step begins when it is submitted
 whichever is later, so that asynchronous scheduling overlaps host and device as on a real GPU. (vLLM's CPU platform
 turns asynchronous scheduling off; on a CPU build it has to be switched on after the configuration was made.)
 
+Faults (`serve_app.emulation.faults`) strike at given steps: a crash ends the engine by vLLM's own error path, a hang
+holds results back, a slow-down lengthens steps. What it serves is labelled by `serve_app.emulation.label`.
+
 Not emulated: log probabilities (none are returned) and grammars (a request for structured output ends with an error).
 """
 
@@ -24,11 +27,16 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
+from serve_app.emulation.faults import CrashFault, delayed_s, fault_at
 from serve_app.emulation.forward import Forward, ForwardModel
 from serve_app.emulation.settings import EmulationSettings
 
 # Below vLLM's own logger, so that the worker's process prints it in vLLM's format.
 logger = logging.getLogger("vllm.fairway")
+
+
+class EmulatedCrash(RuntimeError):
+    """What a step raises, as torch would raise a CUDA error; every later step fails too."""
 
 
 class EmulatedGpuWorker(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
@@ -42,6 +50,7 @@ class EmulatedGpuWorker(WorkerBase):  # type: ignore[misc]  # vLLM is untyped he
         self._forward_model = ForwardModel(self._settings)
         self._pending: tuple[Forward, float] | None = None
         self._busy_until_s = 0.0
+        self._num_steps = 0
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")
@@ -76,11 +85,16 @@ class EmulatedGpuWorker(WorkerBase):  # type: ignore[misc]  # vLLM is untyped he
         self.model_config.max_model_len = max_model_len
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
-        """Submit one step. None means that `sample_tokens` has its result; a step without tokens has none."""
+        """Submit one step. None means that `sample_tokens` has its result; a step without tokens has none.
+
+        Raises:
+            EmulatedCrash: a crash was set at this step or before it.
+        """
         forward = self._forward_model.run(scheduler_output)
         if not forward.req_ids:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        self._busy_until_s = max(time.monotonic(), self._busy_until_s) + forward.duration_s
+        self._num_steps += 1
+        self._busy_until_s = max(time.monotonic(), self._busy_until_s) + self._duration_s(forward)
         self._pending = forward, self._busy_until_s
         return None
 
@@ -91,6 +105,16 @@ class EmulatedGpuWorker(WorkerBase):  # type: ignore[misc]  # vLLM is untyped he
         (forward, ready_at_s), self._pending = self._pending, None
         output = StepOutput(runner_output(forward), ready_at_s)
         return output if self.scheduler_config.async_scheduling else output.get_output()
+
+    def _duration_s(self, forward: Forward) -> float:
+        step, fault = self._num_steps, fault_at(self._settings.faults, self._num_steps)
+        if fault is None:
+            return forward.duration_s
+        if fault.at_step == step:
+            logger.error("EMULATED FAULT at engine step %d: %r", step, fault)
+        if isinstance(fault, CrashFault):
+            raise EmulatedCrash(f"CUDA error: unspecified launch failure (emulated: {fault!r}, now step {step})")
+        return delayed_s(fault, forward.duration_s)
 
     def execute_dummy_batch(self) -> None:
         """Data-parallel engines keep step with each other; an emulated one has nobody to wait for."""

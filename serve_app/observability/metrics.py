@@ -25,6 +25,9 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
+EMULATED = Metric("fairway_emulated", "gauge", "1 where the replica's GPU is emulated, else 0.", ("replica",))
+"""The one metric that a replica publishes of itself; the ingress publishes all others."""
+
 METRICS: tuple[Metric, ...] = (
     Metric("fairway_decisions_total", "counter", "Routing decisions, by the rule in force when counted.", ("router",)),
     Metric("fairway_decisions_unknown_length_total", "counter", "Decisions for prompts of unknown length."),
@@ -55,6 +58,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("fairway_residual_bias_seconds", "gauge", "Mean of observed minus predicted TTFT."),
     Metric("fairway_explicit_error_seconds", "gauge", "Mean absolute error of the explicit terms alone."),
     Metric("fairway_weights_version", "gauge", "Version of the routing document in force."),
+    EMULATED,
 )
 
 VLLM_METRICS: Mapping[str, str] = {
@@ -187,6 +191,11 @@ class RoutingMetrics:
             for name in _REPLICA:
                 self._gauges[name].set(0.0, tags={"replica": departed})
         self._replicas = present
+
+
+def publish_emulated(replica_id: str, *, emulated: bool, instrument: Callable[[Metric], Any] | None = None) -> None:
+    """Say once, in the replica's own process, whether its GPU is emulated; `instrument` as for `RoutingMetrics`."""
+    (instrument or _exported)(EMULATED).set(float(emulated), tags={"replica": replica_id})
 
 
 def _exported(metric: Metric) -> Any:

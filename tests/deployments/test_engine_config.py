@@ -1,12 +1,25 @@
 """Our settings as Ray Serve LLM's, and what stops a deployment before it starts."""
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 
 from serve_app.config import FairwayServeConfig
-from serve_app.deployments.engine_config import ROUTER, SCHEDULER, ConfigError, llm_config, read_profile, with_profile
+from serve_app.deployments.engine_config import (
+    EMULATED_LABEL,
+    EMULATED_WORKER,
+    ROUTER,
+    SCHEDULER,
+    ConfigError,
+    is_emulated,
+    llm_config,
+    read_profile,
+    with_profile,
+)
+from serve_app.emulation.faults import CrashFault, SlowFault
+from serve_app.emulation.settings import EmulationSettings
 
 TABLE = {
     "device": "d",
@@ -70,6 +83,41 @@ def test_model_directory_that_is_not_there_names_the_command_that_makes_it(tmp_p
 def test_engine_argument_that_we_set_is_refused(model: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.vllm sets \['{name}'\].*engine\.policy"):
         llm_config(_config(model, vllm={name: "x"}))
+
+
+def test_emulated_engine_gets_worker_faults_label_and_log_prefix(model: Path) -> None:
+    faults = [{"kind": "slow", "at_step": 5, "for_steps": 2, "factor": 3.0}, {"kind": "crash", "at_step": 9}]
+    config = llm_config(
+        _config(
+            model,
+            emulation={"faults": faults},
+            vllm={"middleware": ["mine.Own"]},
+            env={"VLLM_LOGGING_PREFIX": "one "},
+        )
+    )
+    assert config.engine_kwargs["worker_cls"] == EMULATED_WORKER
+    assert config.engine_kwargs["middleware"] == ["mine.Own", EMULATED_LABEL]
+    assert config.runtime_env["env_vars"]["VLLM_LOGGING_PREFIX"] == "EMULATED one "
+    assert is_emulated(config.engine_kwargs)
+    assert config.get_engine_config().frontend_kwargs["middleware"] == ["mine.Own", EMULATED_LABEL]
+    sent = json.loads(json.dumps(config.engine_kwargs["additional_config"]))
+    assert EmulationSettings.from_section(sent, "emulation").faults == (
+        SlowFault(kind="slow", at_step=5, for_steps=2, factor=3.0),
+        CrashFault(kind="crash", at_step=9),
+    )
+
+
+def test_real_engine_has_neither_label_nor_log_prefix(model: Path) -> None:
+    config = llm_config(_config(model))
+    assert "middleware" not in config.engine_kwargs
+    assert "VLLM_LOGGING_PREFIX" not in config.runtime_env["env_vars"]
+    assert not is_emulated(config.engine_kwargs)
+
+
+@pytest.mark.parametrize("path", [EMULATED_LABEL, EMULATED_WORKER])
+def test_emulated_parts_are_found_where_their_path_says(path: str) -> None:
+    module, name = path.rsplit(".", 1)
+    assert isinstance(getattr(importlib.import_module(module), name), type)
 
 
 def test_fixed_count_and_autoscaling_exclude_each_other(model: Path) -> None:

@@ -25,12 +25,16 @@ TINY_LLAMA = {
 MakeEngine = Callable[..., Any]
 
 
+def write_tiny_llama(directory: Path) -> Path:
+    """Make a Hugging Face directory without weights and tokeniser; returns it."""
+    (directory / "config.json").write_text(json.dumps(TINY_LLAMA))
+    return directory
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory without weights and tokeniser."""
-    directory = tmp_path_factory.mktemp("tiny-llama")
-    (directory / "config.json").write_text(json.dumps(TINY_LLAMA))
-    return directory
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +59,9 @@ def make_engine(tiny_llama: Path) -> Iterator[MakeEngine]:
         engine.engine_core.shutdown()
 
 
-def _start(model: Path, emulation: dict[str, Any], async_scheduling: bool, engine_args: dict[str, Any]) -> Any:
+def engine_config(model: Path, emulation: dict[str, Any], async_scheduling: bool = False, **engine_args: Any) -> Any:
+    """vLLM's configuration of an engine on the emulated GPU."""
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     args = EngineArgs(
         model=str(model),
@@ -72,4 +76,10 @@ def _start(model: Path, emulation: dict[str, Any], async_scheduling: bool, engin
     config = args.create_engine_config()
     # vLLM's CPU platform has just turned it off.
     config.scheduler_config.async_scheduling = async_scheduling
-    return LLMEngine.from_vllm_config(config)
+    return config
+
+
+def _start(model: Path, emulation: dict[str, Any], async_scheduling: bool, engine_args: dict[str, Any]) -> Any:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_vllm_config(engine_config(model, emulation, async_scheduling, **engine_args))

@@ -44,7 +44,7 @@ def main() -> None:
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_metrics_report_interval_ms="500")
     import ray
 
-    from serve_app.observability.metrics import RoutingMetrics
+    from serve_app.observability.metrics import RoutingMetrics, publish_emulated
 
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -60,6 +60,7 @@ def main() -> None:
         _metrics_export_port=port,
     )
     try:
+        publish_emulated("a", emulated=True)
         metrics = RoutingMetrics()
         metrics.publish(ingress_snapshot(with_everything_counted(routed_state(6))))
         metrics.publish(ingress_snapshot(with_everything_counted(routed_state(8)), router="round-robin"))

@@ -5,7 +5,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from serve_app.observability.metrics import (
+    EMULATED,
     METRICS,
     SERVE_METRICS,
     VLLM_METRICS,
@@ -13,11 +16,12 @@ from serve_app.observability.metrics import (
     RoutingMetrics,
     counter_readings,
     gauge_readings,
+    publish_emulated,
 )
 from tests.observability.routed import ingress_snapshot, routed_state
 
 ROOT = Path(__file__).parents[2]
-UNITS = ("seconds", "tokens", "blocks", "requests", "batches", "samples", "version", "cold")
+UNITS = ("seconds", "tokens", "blocks", "requests", "batches", "samples", "version", "cold", "emulated")
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -66,10 +70,10 @@ def test_every_name_follows_prometheus_conventions() -> None:
         assert one.meaning.endswith("."), one.name
 
 
-def test_a_real_snapshot_gives_every_metric_of_the_table_with_its_labels() -> None:
+def test_a_real_snapshot_gives_every_metric_of_an_ingress_with_its_labels() -> None:
     snapshot = ingress_snapshot(routed_state())
     readings = [*counter_readings(snapshot), *gauge_readings(snapshot)]
-    assert {name for name, _, _ in readings} == {one.name for one in METRICS}
+    assert {name for name, _, _ in readings} == {one.name for one in METRICS} - {EMULATED.name}
     labels = {one.name: one.labels for one in METRICS}
     assert all(tuple(given) == labels[name] for name, given, _ in readings)
 
@@ -126,6 +130,13 @@ def test_a_figure_that_is_not_finite_is_left_out() -> None:
     snapshot = ingress_snapshot(routed_state())
     snapshot["residual"]["mae_s"] = float("nan")
     assert published(snapshot)["fairway_residual_error_seconds"] == {}
+
+
+@pytest.mark.parametrize(("emulated", "value"), [(True, 1.0), (False, 0.0)])
+def test_a_replica_says_whether_it_is_emulated(emulated: bool, value: float) -> None:
+    instrument = FakeInstrument(EMULATED)
+    publish_emulated("a", emulated=emulated, instrument=lambda metric: instrument)
+    assert instrument.values == {(("replica", "a"),): value}
 
 
 def test_vllm_and_serve_still_make_the_metrics_that_we_read() -> None:

@@ -20,4 +20,5 @@ def test_ray_exports_every_metric_of_the_table() -> None:
     kinds = dict(re.findall(r"^# TYPE (ray_fairway_\w+) (\w+)$", run.stdout, re.MULTILINE))
     assert kinds == {f"ray_{one.name}": one.kind for one in METRICS}
     samples = re.findall(r'^ray_fairway_decisions_total\{.*router="([\w-]+)".*\} ([\d.]+)$', run.stdout, re.MULTILINE)
+    assert re.search(r'^ray_fairway_emulated\{.*replica="a".*\} 1.0$', run.stdout, re.MULTILINE)
     assert {router: float(value) for router, value in samples} == {"lbgr": 6.0, "round-robin": 2.0}

@@ -38,6 +38,7 @@ def _stock_application(model: Path) -> dict[str, Any]:
         **snippets["engine_kwargs"],
         "worker_cls": "serve_app.emulation.worker.EmulatedGpuWorker",
         "load_format": "dummy",
+        "middleware": ["serve_app.emulation.label.EmulatedLabel"],
         "enforce_eager": True,
         "block_size": 16,
         "max_model_len": 4096,
@@ -95,3 +96,10 @@ def test_router_and_scheduler_alone_send_a_prefix_back_to_its_replica(stock: htt
         attempt += 1  # Serve has not yet told the router where the replicas publish their events
     # At random, ten requests would all return to one of two replicas once in a thousand runs.
     assert _all_return(stock, "the document", 10)
+
+
+def test_emulated_model_and_its_answers_are_labelled(stock: httpx.Client) -> None:
+    answer = stock.get("/v1/models")
+    assert [(card["id"], card["emulated"]) for card in answer.json()["data"]] == [(MODEL, True)]
+    assert answer.headers["x-fairway-emulated"] == "true"
+    assert stock.get(f"/v1/models/{MODEL}").json()["emulated"] is True
