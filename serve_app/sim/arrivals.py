@@ -1,16 +1,31 @@
 """Workloads: who asks what and when. Generators are pure functions of their parameters and a seeded `Generator`.
 
-Token ids are drawn uniformly, so that two prompts share exactly the prefix that they were given to share.
+Here are the two that are told prompt by prompt, generated shared prefixes and the flood; the others are in `workloads`,
+the recorded ones in `traces`. Token ids are drawn uniformly, so that two prompts share exactly the prefix that they
+were given to share. Cost: O(tokens).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-TokenArray = npt.NDArray[np.int32]
+from serve_app.sim.draws import (
+    IntArray,
+    TokenArray,
+    check_above_zero,
+    check_at_least,
+    check_from_zero,
+    check_shares,
+    draw_tokens,
+    poisson_times,
+    with_prefix,
+)
 
-FIRST_TOKEN_ID, NUM_TOKEN_IDS = 1_000, 30_000
+__all__ = ["Arrival", "FloodParams", "GspOrder", "GspParams", "TokenArray", "at_once", "flood", "gsp"]
+
+GspOrder = Literal["random", "grouped", "round-robin"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,15 +58,19 @@ class GspParams:
     """Tokens that each request generates, at least 1."""
     rate_per_s: float = 24.0
     """Arrivals a second of the Poisson process, above 0."""
+    order: GspOrder = "random"
+    """In which the prompts come: "random"; "grouped", all of one group in a row; or "round-robin", one of each group in
+    turn, always in the same order of groups: the worst case of least recently used."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its value and its bound."""
-        _at_least_one(self, "num_groups", "prompts_per_group", "output_tokens")
+        check_at_least(1, self, "num_groups", "prompts_per_group", "output_tokens")
         if not self.prompt_tokens or min(self.prompt_tokens) < 2:
             raise ValueError(f"prompt_tokens is {self.prompt_tokens}; it must name lengths of at least 2")
-        if not 0.0 <= self.shared_share <= 1.0:
-            raise ValueError(f"shared_share is {self.shared_share}; it must be from 0 to 1")
-        _above_zero(self, "rate_per_s")
+        check_shares(self, "shared_share")
+        check_above_zero(self, "rate_per_s")
+        if self.order not in get_args(GspOrder):
+            raise ValueError(f"order is {self.order!r}; it must be one of {get_args(GspOrder)}")
 
     @property
     def ideal_hit_rate(self) -> float:
@@ -60,20 +79,29 @@ class GspParams:
 
 
 def gsp(params: GspParams, rng: np.random.Generator) -> list[Arrival]:
-    """All prompts of all groups in random order, at Poisson times; in order of arrival, one phase, "all"."""
+    """All prompts of all groups in the order asked for, at Poisson times; one phase, "all"."""
     prompts = [
-        _with_prefix(prefix, total_tokens, rng)
+        with_prefix(prefix, total_tokens, rng)
         for group in range(params.num_groups)
         for total_tokens in [params.prompt_tokens[group % len(params.prompt_tokens)]]
-        for prefix in [_tokens(round(params.shared_share * total_tokens), rng)]
+        for prefix in [draw_tokens(round(params.shared_share * total_tokens), rng)]
         for _ in range(params.prompts_per_group)
     ]
-    order = rng.permutation(len(prompts))
+    order = _gsp_order(params, rng)
     times_s = np.cumsum(rng.exponential(1 / params.rate_per_s, len(prompts)))
     return [
         Arrival(float(at_s), f"gsp-{number}", prompts[index], params.output_tokens, "all")
         for number, (at_s, index) in enumerate(zip(times_s, order, strict=True))
     ]
+
+
+def _gsp_order(params: GspParams, rng: np.random.Generator) -> IntArray:
+    by_group = np.arange(params.num_groups * params.prompts_per_group)
+    if params.order == "grouped":
+        return by_group
+    if params.order == "round-robin":
+        return by_group.reshape(params.num_groups, params.prompts_per_group).T.ravel()
+    return rng.permutation(by_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,47 +122,33 @@ class FloodParams:
     """How long hits arrive, above 0."""
     lead_s: float = 5.0
     """Seconds that the request for the prefix has for itself, above 0."""
+    start_s: float = 0.0
+    """Seconds from the misses to the first time at which a hit may come, at least 0."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its value and its bound."""
-        _at_least_one(self, "num_misses", "miss_tokens", "hit_prefix_tokens", "hit_tokens")
-        _above_zero(self, "rate_per_s", "duration_s", "lead_s")
+        check_at_least(1, self, "num_misses", "miss_tokens", "hit_prefix_tokens", "hit_tokens")
+        check_above_zero(self, "rate_per_s", "duration_s", "lead_s")
+        check_from_zero(self, "start_s")
 
 
 def flood(params: FloodParams, rng: np.random.Generator) -> list[Arrival]:
     """Phases "lead" (one request), "miss" and "hit", in order of arrival; one output token each."""
-    prefix = _tokens(params.hit_prefix_tokens, rng)
+    prefix = draw_tokens(params.hit_prefix_tokens, rng)
     lead = [Arrival(0.0, "lead", prefix, 1, "lead")]
     misses = [
-        Arrival(params.lead_s, f"miss-{number}", _tokens(params.miss_tokens, rng), 1, "miss")
+        Arrival(params.lead_s, f"miss-{number}", draw_tokens(params.miss_tokens, rng), 1, "miss")
         for number in range(params.num_misses)
     ]
-    # The number of a Poisson process' arrivals first, then their times, which are uniform given the number.
-    num_hits = int(rng.poisson(params.rate_per_s * params.duration_s))
-    times_s = params.lead_s + np.sort(rng.uniform(0.0, params.duration_s, num_hits))
+    times_s = poisson_times(params.rate_per_s, params.lead_s + params.start_s, params.duration_s, rng)
     total_tokens = params.hit_prefix_tokens + params.hit_tokens
     hits = [
-        Arrival(float(at_s), f"hit-{number}", _with_prefix(prefix, total_tokens, rng), 1, "hit")
+        Arrival(float(at_s), f"hit-{number}", with_prefix(prefix, total_tokens, rng), 1, "hit")
         for number, at_s in enumerate(times_s)
     ]
     return [*lead, *misses, *hits]
 
 
-def _tokens(count: int, rng: np.random.Generator) -> TokenArray:
-    return rng.integers(FIRST_TOKEN_ID, FIRST_TOKEN_ID + NUM_TOKEN_IDS, count, dtype=np.int32)
-
-
-def _with_prefix(prefix: TokenArray, total_tokens: int, rng: np.random.Generator) -> TokenArray:
-    return np.concatenate([prefix, _tokens(total_tokens - len(prefix), rng)])
-
-
-def _at_least_one(params: object, *names: str) -> None:
-    for name in names:
-        if getattr(params, name) < 1:
-            raise ValueError(f"{name} is {getattr(params, name)}; it must be at least 1")
-
-
-def _above_zero(params: object, *names: str) -> None:
-    for name in names:
-        if not 0.0 < getattr(params, name) < float("inf"):
-            raise ValueError(f"{name} is {getattr(params, name)}; it must be finite and above 0")
+def at_once(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """The same requests in the same order, all at time 0 and in one phase, "all": what measures capacity."""
+    return [replace(one, at_s=0.0, phase="all") for one in arrivals]

@@ -1,12 +1,12 @@
 """Workloads share exactly what they are said to share, and come at the rate that they are said to come at."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from serve_app.sim.arrivals import Arrival, FloodParams, GspParams, flood, gsp
+from serve_app.sim.arrivals import Arrival, FloodParams, GspOrder, GspParams, at_once, flood, gsp
 
 GSP = GspParams(num_groups=6, prompts_per_group=5, prompt_tokens=(40, 80), rate_per_s=10.0)
 FLOOD = FloodParams(
@@ -57,6 +57,30 @@ def test_gsp_order_is_random() -> None:
     assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
 
 
+def groups_in_order(order: Any) -> list[int]:
+    """The group of each arrival, numbered by first appearance."""
+    arrivals = gsp(replace(GSP, order=order), np.random.default_rng(3))
+    starts = [tuple(one.prompt[:20].tolist()) for one in arrivals]
+    known = list(dict.fromkeys(starts))
+    return [known.index(start) for start in starts]
+
+
+def test_grouped_gsp_has_all_prompts_of_a_group_in_a_row() -> None:
+    assert groups_in_order("grouped") == [group for group in range(6) for _ in range(5)]
+
+
+def test_round_robin_gsp_has_one_prompt_of_each_group_in_turn() -> None:
+    assert groups_in_order("round-robin") == [group for _ in range(5) for group in range(6)]
+
+
+def test_gsp_orders_have_the_same_prompts() -> None:
+    prompts = [
+        sorted(one.prompt.tolist() for one in gsp(replace(GSP, order=order), np.random.default_rng(3)))
+        for order in get_args(GspOrder)
+    ]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
 def test_ideal_hit_rate_is_what_an_endless_cache_would_hit() -> None:
     arrivals = gsp(GSP, np.random.default_rng(3))
     seen: list[Arrival] = []
@@ -85,9 +109,28 @@ def test_flood_is_a_lead_then_a_backlog_then_hits_on_the_leads_prefix() -> None:
     assert len(hits) == pytest.approx(50, abs=25)
 
 
+def test_flood_starts_its_hits_later_and_leaves_the_rest_alone() -> None:
+    now, later = (flood(replace(FLOOD, start_s=start_s), np.random.default_rng(2)) for start_s in (0.0, 4.0))
+    assert [one.request_id for one in later] == [one.request_id for one in now]
+    moved_s = [after.at_s - before.at_s for before, after in zip(now, later, strict=True)]
+    assert moved_s == pytest.approx([4.0 if one.phase == "hit" else 0.0 for one in now])
+
+
+def test_at_once_keeps_requests_and_order_but_not_times_and_phases() -> None:
+    arrivals = flood(FLOOD, np.random.default_rng(2))
+    saturated = at_once(arrivals)
+    assert [(one.request_id, one.output_tokens) for one in saturated] == [
+        (one.request_id, one.output_tokens) for one in arrivals
+    ]
+    assert all(one.prompt is same.prompt for one, same in zip(saturated, arrivals, strict=True))
+    assert {(one.at_s, one.phase) for one in saturated} == {(0.0, "all")}
+
+
 @pytest.mark.parametrize(
     ("params", "field", "value"),
     [
+        (GSP, "order", "sorted"),
+        (FLOOD, "start_s", -1.0),
         (GSP, "num_groups", 0),
         (GSP, "output_tokens", 0),
         (GSP, "prompt_tokens", (1,)),
