@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from vllm import envs
+
 Event = Callable[[], None]
 
 VLLM_CLOCK_READERS = (
@@ -69,14 +71,29 @@ class _VirtualTimeModule:
 
 @contextmanager
 def virtual_time(clock: VirtualClock) -> Iterator[None]:
-    """Within it, vLLM's scheduler, requests and KV cache manager read `clock` instead of the wall clock."""
+    """Within it, vLLM's scheduler, requests and KV cache manager read `clock` instead of the wall clock.
+
+    They also read their environment once instead of once a KV block, as an engine does after its start.
+    """
     modules = [importlib.import_module(name) for name in VLLM_CLOCK_READERS]
     originals = [module.__dict__["time"] for module in modules]
     replacement = _VirtualTimeModule(clock)
     for module in modules:
         module.__dict__["time"] = replacement
     try:
-        yield
+        with _environment_read_once():
+            yield
     finally:
         for module, original in zip(modules, originals, strict=True):
             module.__dict__["time"] = original
+
+
+@contextmanager
+def _environment_read_once() -> Iterator[None]:
+    was_cached = envs._is_envs_cache_enabled()
+    envs.enable_envs_cache()
+    try:
+        yield
+    finally:
+        if not was_cached:
+            envs.disable_envs_cache()

@@ -48,8 +48,15 @@ class EngineParams:
     max_running: int = 256
     """Requests that may run at once (`max_num_seqs`)."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError on injected faults, which a simulated device does not have."""
+        if self.device.faults:
+            raise ValueError(
+                f"device.faults is {self.device.faults}; a simulated cluster's faults are `Cluster.faults`"
+            )
 
-def engine_config(params: EngineParams, policy: EnginePolicy) -> VllmConfig:
+
+def engine_config(params: EngineParams, policy: EnginePolicy, kv_events: bool = True) -> VllmConfig:
     """vLLM's configuration, made by vLLM; the policy enters where it does in production."""
     with tempfile.TemporaryDirectory(prefix="fairway-sim-") as directory:
         Path(directory, "config.json").write_text(json.dumps(_MODEL))
@@ -62,7 +69,7 @@ def engine_config(params: EngineParams, policy: EnginePolicy) -> VllmConfig:
             max_num_batched_tokens=params.max_step_tokens,
             max_num_seqs=params.max_running,
             enable_prefix_caching=True,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=kv_events, publisher="null"),
             additional_config={"fairway": policy.model_dump(mode="json")},
         )
         config = args.create_engine_config()

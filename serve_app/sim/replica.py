@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
 from serve_app.emulation.forward import Forward, ForwardModel
@@ -18,11 +16,13 @@ from serve_app.emulation.worker import runner_output
 from serve_app.router.lifecycle import Closed, FirstToken, LifecycleEvent, Opened
 from serve_app.sim.arrivals import Arrival
 from serve_app.sim.clock import VirtualClock
+from serve_app.sim.columns import Served
 from serve_app.sim.engine import SimulatedScheduler
-from serve_app.sim.metrics import Served
 
 STEP_END_PRIORITY = 0
 """A step that ends when a request arrives ends first, so that the request finds the engine as it is after the step."""
+
+BlockHasher = Callable[[Any], list[bytes]]
 
 
 @dataclass(slots=True)
@@ -38,23 +38,29 @@ class Replica:
     def __init__(
         self,
         replica_id: str,
+        incarnation: str,
         clock: VirtualClock,
         scheduler: SimulatedScheduler,
         forward_model: ForwardModel,
-        on_events: Callable[[str, tuple[LifecycleEvent, ...]], None],
+        on_events: Callable[["Replica", tuple[LifecycleEvent, ...]], None],
         on_served: Callable[[Served], None],
     ) -> None:
         self.replica_id = replica_id
+        self.incarnation = incarnation
         self.scheduler = scheduler
+        self.slowdown = 1.0
+        """Factor of each step's duration, from the next step on."""
+        self.next_seq = 0
+        """Of its life-cycle batches."""
         self._clock = clock
         self._forward_model = forward_model
         self._on_events = on_events
         self._on_served = on_served
-        self._hash_blocks = get_request_block_hasher(scheduler.block_size, sha256)
         self._open: dict[str, _Open] = {}
         self._busy = False
+        self._is_dead = False
 
-    def add(self, arrival: Arrival, token_ids: list[int], service_s: float) -> None:
+    def add(self, arrival: Arrival, token_ids: list[int], block_hasher: BlockHasher, service_s: float) -> None:
         """The request reaches the engine now.
 
         Raises:
@@ -63,21 +69,28 @@ class Replica:
         needed, longest = len(token_ids) + arrival.output_tokens, self.scheduler.max_model_len
         if needed > longest:
             raise ValueError(f"{arrival.request_id} needs {needed} tokens and the engine takes at most {longest}")
-        request = self._request(arrival, token_ids)
+        request = self._request(arrival, token_ids, block_hasher)
         self._open[arrival.request_id] = _Open(arrival)
-        self._on_events(self.replica_id, (Opened(arrival.request_id, service_s),))
+        self._on_events(self, (Opened(arrival.request_id, service_s),))
         self.scheduler.add_request(request)
         if not self._busy:
             self._begin_step()
 
-    def _request(self, arrival: Arrival, token_ids: list[int]) -> Request:
+    def die(self) -> list[Arrival]:
+        """End at once, in mid-step: nothing is reported any more. Returns: what was open, in order of arrival here."""
+        self._is_dead = True
+        lost = [one.arrival for one in self._open.values()]
+        self._open.clear()
+        return lost
+
+    def _request(self, arrival: Arrival, token_ids: list[int], block_hasher: BlockHasher) -> Request:
         return Request(
             request_id=arrival.request_id,
             prompt_token_ids=token_ids,
             sampling_params=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True, detokenize=False),
             pooling_params=None,
             arrival_time=self._clock.now_s,
-            block_hasher=self._hash_blocks,
+            block_hasher=block_hasher,
         )
 
     def _begin_step(self) -> None:
@@ -86,17 +99,19 @@ class Replica:
         # Any one request fits; a step without tokens only tells the model runner what has finished.
         assert forward.req_ids or not self.scheduler.has_unfinished_requests(), f"{self.replica_id} is stuck"
         self._busy = True
-        end_s = self._clock.now_s + forward.duration_s
+        end_s = self._clock.now_s + self.slowdown * forward.duration_s
         self._clock.at(end_s, lambda: self._end_step(output, forward), STEP_END_PRIORITY)
 
     def _end_step(self, output: Any, forward: Forward) -> None:
+        if self._is_dead:
+            return
         self._busy = False
         by_client = self.scheduler.update_from_output(output, runner_output(forward))
         events = [
             event for client in by_client.values() for result in client.outputs for event in self._events_of(result)
         ]
         if events:
-            self._on_events(self.replica_id, tuple(events))
+            self._on_events(self, tuple(events))
         if self.scheduler.has_requests():
             self._begin_step()
 
@@ -124,6 +139,7 @@ class Replica:
             latency_s=self._clock.now_s - one.arrival.at_s,
             prompt_tokens=len(one.arrival.prompt),
             cached_tokens=one.cached_tokens,
+            output_tokens=one.arrival.output_tokens,
         )
         self._on_served(served)
         return Closed(
