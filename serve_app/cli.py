@@ -3,12 +3,11 @@
 An error is one line on stderr: exit code 2 when the command was written wrong, 1 when it failed.
 """
 
-import json
 import os
 import platform
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -28,7 +27,6 @@ PROFILE_LIMIT_S = 1_800.0
 CONTROL_TOKEN_ORIGIN = (
     "control keeps the one that it generated in ~/.local/state/fairway-serve/control.token on its node"
 )
-EXPERIMENTS = {"gsp": "generated shared prefixes: groups of prompts that share their first half, Poisson arrivals"}
 INTERRUPTED = 130
 """What typer makes of a Ctrl-C, as shells do."""
 
@@ -147,38 +145,64 @@ def doctor(
 def simulate(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A name from --list.")] = "",
     list_experiments: Annotated[bool, typer.Option("--list", help="Print the experiments and stop.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the arrivals and of every random choice.")] = 0,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=1_000, help="Simulated engines.")] = 4,
-    rate: Annotated[float, typer.Option("--rate", min=0.01, help="Arrivals a second, all replicas together.")] = 24.0,
-    router: Annotated[str, typer.Option("--router", help="lbgr, round-robin or power-of-two.")] = "lbgr",
-    ordering: Annotated[str, typer.Option("--ordering", help="fairway, fcfs or lpm.")] = "fairway",
-    eviction: Annotated[str, typer.Option("--eviction", help="rlt or lru.")] = "rlt",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows here.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first trace and of every random choice.")] = 0,
+    traces: Annotated[
+        int | None, typer.Option("--traces", min=1, help="Traces of each kind; as designed else.")
+    ] = None,
+    scenario: Annotated[str, typer.Option("--scenario", help="Only scenarios whose name matches.")] = "*",
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write plots here.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, max=256, help="Processes; every core else.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", metavar="DIR", help="Keep finished runs here.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Recorded traces and texts; FAIRWAY_DATA else.")
+    ] = None,
 ) -> None:
-    """Run vLLM's real scheduler and the real router in virtual time, beside round robin + FCFS + LRU.
+    """Run vLLM's real scheduler and the real router in virtual time, under every policy that an experiment compares.
 
-    The forward pass is modelled and the network takes no time; everything else is the code that serves.
+    The forward pass is modelled and the network takes no time; everything else is the code that serves. Scenarios that
+    need recorded data are left out where it is absent. With --resume a run that was interrupted goes on where it was.
 
-    Example: fairway-serve simulate gsp --rate 28 --seed 1 --json gsp.json
+    Example: fairway-serve simulate dynamic --traces 1 --scenario "filing-*" --html filing.html
     """
+    from serve_app.sim.catalogue import DESCRIPTIONS
+
     if list_experiments:
-        typer.echo("\n".join(f"{name:<8}{text}" for name, text in EXPERIMENTS.items()))
+        typer.echo("\n".join(f"{name:<14}{text}" for name, text in DESCRIPTIONS.items()))
         return
-    if experiment not in EXPERIMENTS:
-        raise WrittenWrong(f"EXPERIMENT is {experiment!r}; it must be one of {', '.join(EXPERIMENTS)}")
+    if experiment not in DESCRIPTIONS:
+        raise WrittenWrong(f"EXPERIMENT is {experiment!r}; it must be one of {', '.join(DESCRIPTIONS)}")
+    # Before vLLM is imported, which says a dozen lines for each engine.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from serve_app.progress import PhaseProgress
-    from serve_app.sim.run import simulate_gsp
+    from serve_app.sim.experiment import run_experiment
+    from serve_app.sim.experiments import Options
+    from serve_app.sim.report import write_json
+    from serve_app.sim.show import show_results
+    from serve_app.sim.traces import DATA_VARIABLE, data_dir
 
     try:
-        with PhaseProgress(lambda done: f"{done} requests") as report:
-            rows = simulate_gsp(
-                replicas, rate, seed, router, ordering, eviction, progress=lambda done, all_: report("gsp", done, all_)
+        options = Options(seed, traces, data_dir({**os.environ, **({DATA_VARIABLE: str(data)} if data else {})}))
+        with PhaseProgress(lambda done: f"{done} runs") as report:
+            results, runs = run_experiment(
+                experiment,
+                options,
+                jobs or len(os.sched_getaffinity(0)),
+                resume,
+                scenario,
+                lambda done, total: report(experiment, done, total),
             )
     except ValueError as error:
         raise WrittenWrong(str(error)) from error
-    typer.echo(_table(rows))
+    show_results(results)
     if json_file is not None:
-        json_file.write_text(json.dumps({"experiment": experiment, "seed": seed, "rows": rows}, indent=1) + "\n")
+        write_json(json_file, results)
+        typer.echo(f"{json_file}: written, {len(results.rows)} rows")
+    if html_file is not None:
+        from serve_app.sim.plots import write_html
+
+        write_html(html_file, f"{experiment}, seed {seed}", runs)
+        typer.echo(f"{html_file}: written, {len(runs)} scenarios")
 
 
 @weights_app.command("get")
@@ -244,18 +268,6 @@ def grafana_push(
         typer.echo("\n".join(push(url, token)))
     except ProvisionError as error:
         _fail(str(error))
-
-
-def _table(rows: Sequence[Mapping[str, object]]) -> str:
-    """One line a row, one column a field of the first row, right-aligned."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [names, *([_cell(row.get(name, "")) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _lengths(text: str) -> list[int]:

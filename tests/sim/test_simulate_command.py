@@ -1,4 +1,4 @@
-"""`fairway-serve simulate`: a table, rows as JSON, and errors that name what may be said."""
+"""`fairway-serve simulate`: a table, results as JSON, plots, and errors that name what may be said."""
 
 import json
 from pathlib import Path
@@ -6,29 +6,69 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli import main
+from serve_app.sim.catalogue import DESCRIPTIONS
+from serve_app.sim.experiments import EXPERIMENTS, Experiment, Options
+from serve_app.sim.experiments.ordering import ordered
+from serve_app.sim.grid import Case
+from tests.sim.small_cases import small_scenario
+
+POLICIES = [ordered("fcfs"), ordered("fairway")]
 
 
-def test_gsp_prints_ours_beside_the_baseline_and_writes_the_rows(
+def small(options: Options) -> list[Case]:
+    """Two runs of a second."""
+    return [Case(small_scenario(f"small-seed{seed}", seed), one) for seed in options.seeds(1) for one in POLICIES]
+
+
+@pytest.fixture
+def gsp_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = {**EXPERIMENTS, "gsp": Experiment("gsp", "Small.", small, approximations=("All of it.",))}
+    monkeypatch.setattr("serve_app.sim.experiment.EXPERIMENTS", replaced)
+
+
+@pytest.mark.usefixtures("gsp_is_small")
+def test_policies_stand_side_by_side_in_table_json_and_plots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "gsp.json"
-    assert main(["simulate", "gsp", "--replicas", "2", "--rate", "12", "--json", str(out)]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    out, page = tmp_path / "gsp.json", tmp_path / "gsp.html"
+    arguments = ["--seed", "3", "--traces", "2", "--jobs", "1", "--json", str(out), "--html", str(page)]
+    assert main(["simulate", "gsp", *arguments]) == 0
+    printed = capsys.readouterr().out
     written = json.loads(out.read_text())
-    assert [row["router"] for row in written["rows"]] == ["round-robin", "lbgr"]
-    assert len(lines) == 2
-    assert "hit_rate" in header.split()
-    assert written["rows"][1]["hit_rate"] > written["rows"][0]["hit_rate"]
+    names = [(row["scenario"], row["ordering"], row["starved"]) for row in written["rows"]]
+    assert names == [(f"small-seed{seed}", ordering, 0) for seed in (3, 4) for ordering in ("fcfs", "fairway")]
+    assert (written["experiment"], written["seed"]) == ("gsp", 3)
+    assert "approximation: All of it." in printed
+    assert "fairway" in printed
+    assert "fairway" in page.read_text()
 
 
-def test_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("gsp_is_small")
+def test_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in ("first", "second"):
+        arguments = ["--jobs", "1", "--resume", str(tmp_path / "runs"), "--json", str(tmp_path / out)]
+        assert main(["simulate", "gsp", *arguments]) == 0
+    first, second = (json.loads((tmp_path / out).read_text()) for out in ("first", "second"))
+    assert second["rows"] == first["rows"]
+    assert second["parameters"]["run_s"] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == len(POLICIES)
+
+
+def test_every_experiment_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--list"]) == 0
-    assert capsys.readouterr().out.startswith("gsp")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS) == list(DESCRIPTIONS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [([], "one of gsp"), (["nothing"], "'nothing'"), (["gsp", "--router", "nearest"], "nearest")],
+    [
+        ([], "one of dynamic"),
+        (["nothing"], "'nothing'"),
+        (["gsp", "--scenario", "gsp-9"], "gsp-8, gsp-12"),
+        (["gsp", "--traces", "0"], "--traces"),
+        (["trace", "--data", "/nowhere"], "/nowhere"),
+    ],
 )
 def test_unknown_name_is_refused_with_what_may_be_said(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
