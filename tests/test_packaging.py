@@ -15,7 +15,7 @@ from serve_app.environment import DEFAULT_ENV
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GROUPS = {"run time": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", ".ci/run")
+SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", "scripts/results", ".ci/run")
 
 
 def name_of(requirement: str) -> str:
