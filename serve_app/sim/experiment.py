@@ -72,11 +72,18 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     plain = {_place(outcome.case): _phases(outcome) for outcome in outcomes}
     rows = []
     for outcome in outcomes:
-        scenario, _, *others = place = _place(outcome.case)
-        judged = with_starvation(plain[place], outcome.columns, plain.get((scenario, FCFS, *others)))
+        place = _place(outcome.case)
+        judged = with_starvation(plain[place], outcome.columns, _fcfs_rows(outcome.case, plain))
         names = {"scenario": scenario, **outcome.case.policies.labels()}
         rows += [{**names, **row} for row in judged]
     return rows
+
+
+def _fcfs_rows(case: Case, plain: Mapping[tuple[str, ...], list[Row]]) -> list[Row] | None:
+    """FCFS with this eviction and router, or with the eviction and router of these names as they are by default."""
+    scenario, _, *others = _place(case)
+    named = (case.policies.eviction, case.policies.router)
+    return plain.get((scenario, FCFS, *others)) or plain.get((scenario, FCFS, *named))
 
 
 def _phases(outcome: Outcome) -> list[Row]:

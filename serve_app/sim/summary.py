@@ -98,9 +98,16 @@ def _ratio(
     name: str, field: str, group: Sequence[Row], by_place: Mapping[tuple[str, ...], Row], ordering: str
 ) -> dict[str, float]:
     """Median over the traces of this field over what `ordering` has there with all else alike."""
-    pairs = [(row, by_place.get(_place({**row, "ordering": ordering}))) for row in group]
+    pairs = [(row, _counterpart(row, by_place, ordering)) for row in group]
     ratios = [row[field] / other[field] for row, other in pairs if other is not None and other[field] > 0]
     return {name: median(ratios)} if ratios else {}
+
+
+def _counterpart(row: Row, by_place: Mapping[tuple[str, ...], Row], ordering: str) -> Row | None:
+    """This ordering with the same eviction, or with that eviction as it is without its options."""
+    evictions = (str(row.get("eviction", "")), str(row.get("eviction", "")).partition(" (")[0])
+    found = (by_place.get(_place({**row, "ordering": ordering, "eviction": eviction})) for eviction in evictions)
+    return next((one for one in found if one is not None), None)
 
 
 def _met_by_trace(targets: Sequence[Target]) -> dict[tuple[str, str], list[bool]]:

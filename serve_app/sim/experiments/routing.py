@@ -120,22 +120,18 @@ def trace_scenarios(options: Options) -> list[Scenario]:
     ]
 
 
-ROUTED = [
-    *(Policies(router, "fcfs", eviction) for router in ROUTERS for eviction in EVICTIONS),
-    *(
-        Policies(router, "fairway", eviction)
-        for router in ("round-robin", "cache-aware-0.4", "lbgr-published", "lbgr")
-        for eviction in EVICTIONS
-    ),
-]
-"""Every router with both evictions under FCFS, and the interesting ones under Fairway."""
-
 ALL_THREE = [
     Policies(router, ordering, eviction)
     for router in ("round-robin", "cache-aware-0.4", "lbgr-published", "lbgr")
     for eviction in EVICTIONS
     for ordering in ORDERINGS
 ]
+
+ROUTED = [
+    *(Policies(router, "fcfs", "lru") for router in ROUTERS if router not in {one.router for one in ALL_THREE}),
+    *ALL_THREE,
+]
+"""Every router with LRU under FCFS, and the interesting ones with everything."""
 
 
 def joint_cases(options: Options) -> list[Case]:
