@@ -44,7 +44,7 @@ def run_experiment(
 ) -> tuple[Results, Runs]:
     """Run an experiment and judge it; see `grid.run_cases` for jobs, resume and progress.
 
-    Targets are judged where all scenarios were run.
+    Targets are judged of the scenarios that were run.
 
     Raises:
         ValueError: a name, an option or a setting is wrong.
@@ -57,7 +57,7 @@ def run_experiment(
     results = Results(
         experiment=name,
         seed=options.seed,
-        parameters=_parameters(experiment, options, cases, outcomes),
+        parameters=_parameters(experiment, options, scenarios, outcomes),
         versions=versions(),
         rows=rows,
         targets=experiment.targets(rows),
@@ -74,7 +74,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     for outcome in outcomes:
         place = _place(outcome.case)
         judged = with_starvation(plain[place], outcome.columns, _fcfs_rows(outcome.case, plain))
-        names = {"scenario": scenario, **outcome.case.policies.labels()}
+        names = {"scenario": outcome.case.scenario.name, **outcome.case.policies.labels()}
         rows += [{**names, **row} for row in judged]
     return rows
 
@@ -99,14 +99,15 @@ def _place(case: Case) -> tuple[str, ...]:
 
 
 def _parameters(
-    experiment: Experiment, options: Options, cases: Sequence[Case], outcomes: Sequence[Outcome]
+    experiment: Experiment, options: Options, scenarios: str, outcomes: Sequence[Outcome]
 ) -> dict[str, object]:
-    seeds = f" --traces {options.traces}" if options.traces is not None else ""
+    traces = f" --traces {options.traces}" if options.traces is not None else ""
+    chosen = f' --scenario "{scenarios}"' if scenarios != "*" else ""
     return {
         "description": experiment.description,
-        "command": f"fairway-serve simulate {experiment.name} --seed {options.seed}{seeds}",
+        "command": f"fairway-serve simulate {experiment.name} --seed {options.seed}{traces}{chosen}",
         **experiment.parameters,
-        "runs": len(cases),
+        "runs": len(outcomes),
         "requests": sum(len(outcome.columns) for outcome in outcomes),
         "run_s": round(sum(outcome.elapsed_s for outcome in outcomes), 1),
     }

@@ -19,7 +19,7 @@ def show_results(results: Results, file: TextIO | None = None) -> None:
     if results.targets:
         missed = sum(not target.met for target in results.targets)
         console.print(f"\ntargets met: {len(results.targets) - missed} of {len(results.targets)}")
-        if len(results.targets) <= MAX_TARGETS or missed <= MAX_TARGETS:
+        if len(results.targets) <= MAX_TARGETS or 0 < missed <= MAX_TARGETS:
             show(targets_table(results.targets), file)
     for text in results.approximations:
         console.print(f"approximation: {text}")

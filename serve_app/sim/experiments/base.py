@@ -17,6 +17,10 @@ COMMON_APPROXIMATIONS = (
     f"KV blocks hold {BLOCK_SIZE_TOKENS} tokens where GPU engines have 16 by default (hit rates, by under a point).",
 )
 
+RECORDED_PARTS: Mapping[str, int] = {"conversation": 6, "synthetic": 2}
+"""Mooncake's trace -> how many parts that begin 600 s apart have enough requests for an experiment, one for each seed;
+further seeds begin at the first again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -56,7 +60,7 @@ class Experiment:
     targets: Callable[[Rows], list[Target]] = lambda rows: []
     """What was to be shown, from the rows."""
     approximations: Sequence[str] = ()
-    """On top of the common ones."""
+    """All of them, the common ones included."""
     parameters: Mapping[str, object] = field(default_factory=dict)
 
 

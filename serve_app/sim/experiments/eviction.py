@@ -8,7 +8,15 @@ from functools import partial
 
 from serve_app.sim.catalogue import DESCRIPTIONS
 from serve_app.sim.chosen import Policies
-from serve_app.sim.experiments.base import COMMON_APPROXIMATIONS, Experiment, Options, Rows, each, suffix
+from serve_app.sim.experiments.base import (
+    COMMON_APPROXIMATIONS,
+    RECORDED_PARTS,
+    Experiment,
+    Options,
+    Rows,
+    each,
+    suffix,
+)
 from serve_app.sim.experiments.ordering import ordered
 from serve_app.sim.grid import Built, Case, Scenario
 from serve_app.sim.report import Target
@@ -71,7 +79,8 @@ def _mixed(options: Options, seeds: range) -> dict[str, list["partial[Built]"]]:
             conversation = options.data / "mooncake" / "conversation_trace.jsonl.gz"
             coding = options.data / "coding_sessions" / "sessions_compact.jsonl.gz"
             builds[f"conversation-{share:g}"] = [
-                partial(build_conversation, conversation, share, seed) for seed in seeds
+                partial(build_conversation, conversation, share, seed % RECORDED_PARTS["conversation"])
+                for seed in seeds
             ]
             builds[f"coding-agents-{share:g}"] = [partial(build_coding, coding, share, seed) for seed in seeds]
     return builds
@@ -117,7 +126,7 @@ EXPERIMENTS = (
         mixed_cases,
         rlt_over_lru,
         (*COMMON_APPROXIMATIONS, "Recorded traces come all at once and generate 4 tokens (their times)."),
-        {"device": f"{DEVICE}, derived", "kv_cache": "0.6 of a round; 30 % of the reusable tokens elsewhere"},
+        {"device": f"{DEVICE}, derived", "kv_cache": "0.6 of a round; 30 % and 70 % of the reusable tokens elsewhere"},
     ),
     Experiment(
         "evict-protect",

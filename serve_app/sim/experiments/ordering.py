@@ -9,7 +9,7 @@ from functools import partial
 
 from serve_app.sim.catalogue import DESCRIPTIONS
 from serve_app.sim.chosen import Number, Policies
-from serve_app.sim.experiments.base import COMMON_APPROXIMATIONS, Experiment, Options, Rows, each
+from serve_app.sim.experiments.base import COMMON_APPROXIMATIONS, Experiment, Options, Rows, each, suffix
 from serve_app.sim.grid import Case, Scenario
 from serve_app.sim.report import Target
 from serve_app.sim.scenarios.queue import (
@@ -93,14 +93,14 @@ def scenario_families(options: Options) -> dict[str, Family]:
 def scenario_cases(options: Options) -> list[Case]:
     """Three loads of four kinds of work, less the idlest of the easiest."""
     scenarios = [
-        Scenario(f"{name}-{load:g}", partial(build_steady, family, load, seed), seed)
+        Scenario(f"{name}-{load:g}{suffix(options, seed)}", partial(build_steady, family, load, seed), seed)
         for seed in options.seeds(1)
         for name, family in scenario_families(options).items()
         for load in SCENARIO_LOADS
         if (name, load) != ("multihop", 0.7)
     ]
     agents = [
-        Scenario(f"agent-{load:g}", partial(build_agents, load, seed), seed)
+        Scenario(f"agent-{load:g}{suffix(options, seed)}", partial(build_agents, load, seed), seed)
         for seed in options.seeds(1)
         for load in SCENARIO_LOADS
     ]
@@ -112,9 +112,10 @@ def best_that_does_not_starve(rows: Rows) -> list[Target]:
     targets = []
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
         here = [row for row in rows if row["scenario"] == scenario]
-        others = [row["ttft_p99_s"] for row in here if row["ordering"] != "fairway" and not row["starved"]]
+        others = [row["ttft_p99_s"] for row in here if row["ordering"] != "fairway" and row["starved"] == 0]
         ours = next(row["ttft_p99_s"] for row in here if row["ordering"] == "fairway")
-        targets.append(Target.at_most(f"{scenario}/fairway/p99", ours, min(others)))
+        if others:
+            targets.append(Target.at_most(f"{scenario}/fairway/p99", ours, min(others)))
     return targets
 
 
@@ -122,14 +123,14 @@ MISS_TOKENS, FLOOD_RATES = (2_000, 6_000, 16_000), (0.8, 1.2)
 STARTS = {"0": 0.0, "half": 0.5, "fourfifths": 0.8}
 
 
-def flood_scenario(miss_tokens: int, rate: float, start: str, seed: int) -> Scenario:
-    name = f"{miss_tokens // 1_000}k-{rate:g}-{start}"
+def flood_scenario(miss_tokens: int, rate: float, start: str, options: Options, seed: int) -> Scenario:
+    name = f"{miss_tokens // 1_000}k-{rate:g}-{start}{suffix(options, seed)}"
     return Scenario(name, partial(build_flood, miss_tokens, rate, STARTS[start], seed), seed)
 
 
 def flood_cases(options: Options) -> list[Case]:
     scenarios = [
-        flood_scenario(miss_tokens, rate, start, seed)
+        flood_scenario(miss_tokens, rate, start, options, seed)
         for seed in options.seeds(1)
         for miss_tokens in MISS_TOKENS
         for rate in FLOOD_RATES
@@ -172,7 +173,7 @@ def ablation_cases(options: Options) -> list[Case]:
         for scenario in (
             dynamic_scenario("filing", seed),
             dynamic_scenario("mixed", seed),
-            flood_scenario(6_000, 1.2, "0", seed),
+            flood_scenario(6_000, 1.2, "0", options, seed),
         )
     ]
     return each(scenarios, ablation_policies())
@@ -180,7 +181,11 @@ def ablation_cases(options: Options) -> list[Case]:
 
 def weak_spot_cases(options: Options) -> list[Case]:
     scenarios = [
-        Scenario(f"weak-spot-{load:g}", partial(build_steady, FAMILIES["weak-spot"], load, seed), seed)
+        Scenario(
+            f"weak-spot-{load:g}{suffix(options, seed)}",
+            partial(build_steady, FAMILIES["weak-spot"], load, seed),
+            seed,
+        )
         for seed in options.seeds(1)
         for load in (1.05, 1.2)
     ]

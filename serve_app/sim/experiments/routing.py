@@ -9,7 +9,15 @@ from functools import partial
 from serve_app.sim.arrivals import GspParams
 from serve_app.sim.catalogue import DESCRIPTIONS
 from serve_app.sim.chosen import BASELINE, Policies
-from serve_app.sim.experiments.base import COMMON_APPROXIMATIONS, Experiment, Options, Rows, each, suffix
+from serve_app.sim.experiments.base import (
+    COMMON_APPROXIMATIONS,
+    RECORDED_PARTS,
+    Experiment,
+    Options,
+    Rows,
+    each,
+    suffix,
+)
 from serve_app.sim.grid import Case, Scenario
 from serve_app.sim.network import Fault, Network
 from serve_app.sim.report import Target
@@ -110,7 +118,7 @@ def trace_scenarios(options: Options) -> list[Scenario]:
         for path in [options.data / "mooncake" / f"{name}_trace.jsonl.gz"]
         for params in [
             TraceParams(
-                start_s=600.0 * seed,
+                start_s=600.0 * (seed % RECORDED_PARTS[name]),
                 max_requests=TRACE_REQUESTS,
                 rate_multiplier=rate,
                 max_prompt_tokens=65_000,
