@@ -37,7 +37,8 @@ def test_finished_runs_are_read_back_and_not_run_again(tmp_path: Path) -> None:
     first = run_cases(CASES[:2], 1, tmp_path)
     again = run_cases(CASES, 1, tmp_path)
     assert all(same(one.columns, other.columns) for one, other in zip(first, again, strict=False))
-    assert [outcome.elapsed_s > 0 for outcome in again] == [False, False, True, True]
+    assert [outcome.was_read for outcome in again] == [True, True, False, False]
+    assert all(outcome.elapsed_s > 0 for outcome in again)
 
 
 def test_another_source_another_scenario_or_other_policies_are_other_runs(
@@ -50,9 +51,9 @@ def test_another_source_another_scenario_or_other_policies_are_other_runs(
         replace(case, scenario=replace(case.scenario, seed=9)),
     ]
     run_cases([case], 1, tmp_path)
-    assert all(outcome.elapsed_s > 0 for outcome in run_cases(others, 1, tmp_path))
+    assert not any(outcome.was_read for outcome in run_cases(others, 1, tmp_path))
     monkeypatch.setattr(grid, "source_fingerprint", lambda: "changed")
-    assert run_cases([case], 1, tmp_path)[0].elapsed_s > 0
+    assert not run_cases([case], 1, tmp_path)[0].was_read
 
 
 def test_fingerprint_follows_what_decides_a_run_and_not_what_looks_at_it(
