@@ -114,8 +114,11 @@ def _parameters(
 
 
 def _runs(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Columns]]:
+    """Policies are told by what they differ in."""
+    places = [_place(outcome.case) for outcome in outcomes]
+    differ = [column for column in range(1, len(NAMES)) if len({place[column] for place in places}) > 1]
     runs: dict[str, dict[str, Columns]] = {}
-    for outcome in outcomes:
-        scenario, *names = _place(outcome.case)
-        runs.setdefault(scenario, {})[" / ".join(names)] = outcome.columns
+    for place, outcome in zip(places, outcomes, strict=True):
+        label = " / ".join(place[column] for column in differ or range(1, len(NAMES)))
+        runs.setdefault(place[0], {})[label] = outcome.columns
     return runs
