@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from serve_app.config import EnginePolicy, PrefillTable, RouterSettings, RoutingDocument, RoutingWeights
 from serve_app.router.baselines import PUBLISHED_WEIGHTS
@@ -24,16 +23,15 @@ class Policies:
     settings: Mapping[str, Number] = field(default_factory=dict)
     """Other fields of `RouterSettings`."""
 
-    def labels(self) -> dict[str, Any]:
-        """`ordering`, `eviction` and `router` of a row, with what was changed, and `default` for the product's own."""
+    def labels(self) -> dict[str, str]:
+        """`ordering`, `eviction` and `router` of a row, with what was changed."""
         protects = {name: value for name, value in self.engine.items() if name == "protect_waiting"}
         ordering = {name: value for name, value in self.engine.items() if name not in protects}
-        labels: dict[str, Any] = {
+        return {
             "ordering": _label(self.ordering, ordering),
             "eviction": _label(self.eviction, protects),
             "router": _label(self.router, {**self.weights, **self.settings}),
         }
-        return {**labels, "default": True} if self == Policies() else labels
 
     def engine_policy(self, seed: int, table: PrefillTable) -> EnginePolicy:
         """Raises ValueError on an unknown name or a value out of bounds."""

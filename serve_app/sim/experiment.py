@@ -5,14 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from serve_app.sim.chosen import Policies
 from serve_app.sim.columns import Columns
 from serve_app.sim.experiments import EXPERIMENTS, Experiment, Options
+from serve_app.sim.experiments.base import ALL_DECISIONS
 from serve_app.sim.grid import Case, Outcome, run_cases
 from serve_app.sim.metrics import Row, phase_rows, with_starvation
 from serve_app.sim.report import Results, versions
 
 NAMES = ("scenario", "ordering", "eviction", "router")
 FCFS = "fcfs"
+DEFAULT = Policies().labels()
 Runs = Mapping[str, Mapping[str, Columns]]
 """Scenario -> policies in words -> requests."""
 
@@ -52,8 +55,8 @@ def run_experiment(
     started_s = time.monotonic()
     cases = cases_of(name, options, scenarios)
     outcomes = run_cases(cases, jobs, resume, progress)
-    rows = rows_of(outcomes)
     experiment = EXPERIMENTS[name]
+    rows = rows_of(outcomes, experiment.decisions)
     results = Results(
         experiment=name,
         seed=options.seed,
@@ -67,14 +70,19 @@ def run_experiment(
     return results, _runs(outcomes)
 
 
-def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One row a case and phase, with what starved by FCFS's measure on the same arrivals and with all else alike."""
+def rows_of(outcomes: Sequence[Outcome], decisions: Sequence[str] = ALL_DECISIONS) -> list[Row]:
+    """One row a case and phase, with what starved by FCFS's measure on the same arrivals and with all else alike.
+
+    `default` marks the product's own choice in these decisions.
+    """
     plain = {_place(outcome.case): _phases(outcome) for outcome in outcomes}
     rows = []
     for outcome in outcomes:
         place = _place(outcome.case)
         judged = with_starvation(plain[place], outcome.columns, _fcfs_rows(outcome.case, plain))
-        names = {"scenario": outcome.case.scenario.name, **outcome.case.policies.labels()}
+        labels = outcome.case.policies.labels()
+        is_default = all(labels[name] == DEFAULT[name] for name in decisions)
+        names = {"scenario": place[0], **labels, **({"default": True} if is_default else {})}
         rows += [{**names, **row} for row in judged]
     return rows
 

@@ -53,8 +53,8 @@ def family_rows(rows: Sequence[Row], targets: Sequence[Target] = ()) -> list[Row
     A target counts for the ordering that is the second part of its name, as in `filing-seed0/fairway/spike/p99`.
     `traces_met` is the number of traces that meet all of their targets, `targets_met` the mean number a trace meets.
     """
-    phases = {row.get("phase") for row in rows}
-    shown = [row for row in rows if HARDEST_PHASE not in phases or row.get("phase") == HARDEST_PHASE]
+    with_spike = {row.get("scenario") for row in rows if row.get("phase") == HARDEST_PHASE}
+    shown = [row for row in rows if row.get("scenario") not in with_spike or row.get("phase") == HARDEST_PHASE]
     by_place = {_place(row): row for row in shown}
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in shown:

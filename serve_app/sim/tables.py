@@ -16,7 +16,7 @@ from serve_app.sim.report import Target
 
 ABSENT = "-"
 DEFAULT_MARK = "*"
-DEFAULT_NOTE = "\\* the product's defaults"
+DEFAULT_NOTE = "\\* the product's defaults in what is compared"
 MAX_TARGETS = 20
 WIDEST = 10_000
 """Characters a line; no table of ours comes near."""

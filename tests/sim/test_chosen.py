@@ -5,9 +5,9 @@ from serve_app.router.baselines import PUBLISHED_WEIGHTS
 from serve_app.sim.chosen import BASELINE, Policies
 
 
-def test_products_defaults_are_marked_and_nothing_else() -> None:
+def test_a_row_calls_policies_by_their_names_alone() -> None:
     plain = {"ordering": "fairway", "eviction": "rlt", "router": "lbgr"}
-    assert Policies().labels() == {**plain, "default": True}
+    assert Policies().labels() == plain
     assert BASELINE.labels() == {"ordering": "fcfs", "eviction": "lru", "router": "round-robin"}
 
 

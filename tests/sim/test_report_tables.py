@@ -28,7 +28,7 @@ def test_what_all_rows_share_is_said_once_and_the_default_is_marked() -> None:
         "ordering   requests  p50 s  p99 s   max s  hit rate  starved\n"
         "fcfs          4,096   1.50   9.00  12,346    45.7 %        -\n"
         "fairway *     4,096  0.250   9.00  12,346    45.7 %        3\n"
-        "scenario gsp-12, eviction lru, router lbgr; * the product's defaults"
+        "scenario gsp-12, eviction lru, router lbgr; * the product's defaults in what is compared"
     )
 
 
@@ -48,7 +48,7 @@ def test_table_goes_to_the_terminal_and_texts_and_truths_are_cells_too(capsys: p
 def test_markdown_escapes_what_would_end_a_cell() -> None:
     rows = [row("a|b", 1.0, default=True), row("lpm", 2.0)]
     assert markdown(text_table(rows, ("router", "ordering", "ttft_p50_s"))) == (
-        "Router lbgr; \\* the product's defaults.\n\n"
+        "Router lbgr; \\* the product's defaults in what is compared.\n\n"
         "| ordering | p50 s |\n| --- | ---: |\n| a\\|b * | 1.00 |\n| lpm | 2.00 |"
     )
 

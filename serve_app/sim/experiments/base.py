@@ -46,6 +46,7 @@ class Options:
 
 
 Rows = Sequence[Row]
+ALL_DECISIONS = ("ordering", "eviction", "router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Experiment:
     approximations: Sequence[str] = ()
     """All of them, the common ones included."""
     parameters: Mapping[str, object] = field(default_factory=dict)
+    decisions: Sequence[str] = ALL_DECISIONS
+    """What is compared; the product's defaults in these are marked, whatever the others are."""
 
 
 def each(scenarios: Sequence[Scenario], policies: Sequence[Policies]) -> list[Case]:

@@ -119,14 +119,20 @@ EXPERIMENTS = (
         rlt_over_lru,
         COMMON_APPROXIMATIONS,
         {"device": f"{DEVICE}, derived", "groups": GROUPS, "rounds": ROUNDS, "prompt_tokens": PROMPT_TOKENS},
+        ("eviction",),
     ),
     Experiment(
         "evict-mixed",
         DESCRIPTIONS["evict-mixed"],
         mixed_cases,
         rlt_over_lru,
-        (*COMMON_APPROXIMATIONS, "Recorded traces come all at once and generate 4 tokens (their times)."),
+        (
+            *COMMON_APPROXIMATIONS,
+            "Recorded traces come all at once and generate 4 tokens (their times).",
+            "Caches of recorded traces are a share of what is reusable, whatever an L40 has room for (their rows).",
+        ),
         {"device": f"{DEVICE}, derived", "kv_cache": "0.6 of a round; 30 % and 70 % of the reusable tokens elsewhere"},
+        ("eviction",),
     ),
     Experiment(
         "evict-protect",
@@ -135,5 +141,6 @@ EXPERIMENTS = (
         lambda rows: [],
         COMMON_APPROXIMATIONS,
         {"device": "a6000 with Llama-3.1-8B, derived", "kv_cache": "30 % of the reusable tokens"},
+        ("ordering", "eviction"),
     ),
 )

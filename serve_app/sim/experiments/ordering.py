@@ -220,7 +220,7 @@ PARAMETERS = {
 
 
 EXPERIMENTS = tuple(
-    Experiment(name, DESCRIPTIONS[name], cases, targets, APPROXIMATIONS, {**PARAMETERS, **parameters})
+    Experiment(name, DESCRIPTIONS[name], cases, targets, APPROXIMATIONS, {**PARAMETERS, **parameters}, ("ordering",))
     for name, cases, targets, parameters in (
         (
             "dynamic",

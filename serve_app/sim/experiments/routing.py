@@ -87,7 +87,7 @@ def chat_scenarios(options: Options) -> list[Scenario]:
         Scenario(f"{name}{suffix(options, seed)}", partial(build_chat, params, cluster_of(), seed), seed)
         for seed in options.seeds(1)
         for name, rate in CHAT_RATES.items()
-        for params in [replace(CHAT, num_clients=256, clients_per_s=rate)]
+        for params in [replace(CHAT, clients_per_s=rate)]
     ]
 
 

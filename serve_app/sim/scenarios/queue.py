@@ -29,6 +29,10 @@ LOADS = {"calm": 0.6, "burst": 0.95, "spike": 1.4}
 """Request rates over capacity; the published rates are not public."""
 
 
+AGENTS_START_S = 60.0
+"""Before it most sessions are at their first, short prompts."""
+
+
 def build_dynamic(family: Family, seed: int, output_tokens: int = 1) -> Built:
     """Calm, burst and spike of one family."""
     repeatable = Repeatable(family, seed)
@@ -61,7 +65,7 @@ def build_flood(miss_tokens: int, rate: float, start: float, seed: int) -> Built
 def build_agents(load: float, seed: int) -> Built:
     """Agents' sessions at one rate, relative to capacity; their own gaps and outputs are left out."""
     sessions = agent(AgentParams(sessions_per_s=2.0, duration_s=900.0), np.random.default_rng(seed))
-    family = Replayed([one.prompt for one in sessions])
+    family = Replayed([one.prompt for one in sessions if one.at_s >= AGENTS_START_S])
     size = sizes(family, DEVICE, CACHE_SHARE)
     params = SteadyParams(family, load * size.capacity_per_s["calm"], 300.0)
     return Built(steady(params, np.random.default_rng(seed)), one_engine(DEVICE, size.kv_tokens))
