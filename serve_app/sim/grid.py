@@ -80,8 +80,8 @@ class Outcome:
 
     case: Case
     columns: Columns
-    elapsed_s: float
-    """Wall seconds of the run, without building its scenario; of one that was read, what it took when it was run."""
+    cpu_s: float
+    """CPU seconds of the run, without building its scenario; of one that was read, what it took when it was run."""
     was_read: bool
     """Whether it was finished before."""
 
@@ -108,8 +108,8 @@ def run_cases(
         resume.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome | None] = [None] * len(cases)
     progress(0, len(cases))
-    for done, (index, found, elapsed_s, was_read) in enumerate(_results(cases, jobs, resume), start=1):
-        outcomes[index] = Outcome(cases[index], found, elapsed_s, was_read)
+    for done, (index, found, cpu_s, was_read) in enumerate(_results(cases, jobs, resume), start=1):
+        outcomes[index] = Outcome(cases[index], found, cpu_s, was_read)
         progress(done, len(cases))
     return [outcome for outcome in outcomes if outcome is not None]
 
@@ -126,7 +126,7 @@ def source_fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
-ELAPSED = ".seconds"
+CPU_SECONDS = ".seconds"
 """Suffix of the file beside a finished run's that says how long it took."""
 
 Result = tuple[int, Columns, float, bool]
@@ -156,22 +156,22 @@ def _start_worker() -> None:
 def _run(task: _Task) -> Result:
     index, case, path = task
     if path is not None and path.exists():
-        return index, load_columns(path), _read_elapsed_s(path), True
+        return index, load_columns(path), _read_cpu_s(path), True
     built, prompts = _built(case.scenario)
-    started_s = time.monotonic()
+    started_s = time.process_time()
     simulation = Simulation(built.cluster, case.policies, case.scenario.seed, prompts)
     replica_ids = list(simulation.replicas)
     with _collector_off():
         found = columns(simulation.run(built.arrivals), replica_ids)
-    elapsed_s = time.monotonic() - started_s
+    cpu_s = time.process_time() - started_s
     if path is not None:
-        path.with_suffix(ELAPSED).write_text(f"{elapsed_s:.3f}")
+        path.with_suffix(CPU_SECONDS).write_text(f"{cpu_s:.3f}")
         save_columns(path, found)  # last, as it says that the run is finished
-    return index, found, elapsed_s, False
+    return index, found, cpu_s, False
 
 
-def _read_elapsed_s(path: Path) -> float:
-    beside = path.with_suffix(ELAPSED)
+def _read_cpu_s(path: Path) -> float:
+    beside = path.with_suffix(CPU_SECONDS)
     return float(beside.read_text()) if beside.exists() else 0.0
 
 

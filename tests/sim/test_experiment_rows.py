@@ -30,7 +30,7 @@ def served(ttfts_s: Sequence[float], phases: Sequence[str] = ("all",), gap_s: fl
 
 
 def outcome(policies: Policies, table: Columns, scenario: str = "one") -> Outcome:
-    return Outcome(Case(Scenario(scenario, SMALL, 0), policies), table, elapsed_s=1.25, was_read=False)
+    return Outcome(Case(Scenario(scenario, SMALL, 0), policies), table, cpu_s=1.25, was_read=False)
 
 
 def starved_of(rows: Sequence[Row]) -> dict[str, int | None]:
@@ -145,16 +145,16 @@ def test_results_say_what_was_run_and_are_judged() -> None:
     assert results.targets == faster(results.rows)
     assert results.elapsed_s is not None
     assert results.elapsed_s > 0
-    run_s = results.parameters["run_s"]
-    assert isinstance(run_s, float)
-    assert run_s <= results.elapsed_s + 0.05  # it is rounded to tenths
+    cpu_s = results.parameters["cpu_s"]
+    assert isinstance(cpu_s, float)
+    assert cpu_s <= results.elapsed_s + 0.05  # it is rounded to tenths
     assert dict(results.parameters) == {
         "description": "Small.",
         "command": "fairway-serve simulate gsp --seed 3",
         "device": "tiny",
         "runs": 4,
         "requests": 4 * 24,
-        "run_s": run_s,
+        "cpu_s": cpu_s,
     }
     assert list(runs) == ["small-seed3", "small-seed4"]
     assert list(runs["small-seed3"]) == ["fcfs", "fairway"]

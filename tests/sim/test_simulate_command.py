@@ -50,7 +50,7 @@ def test_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, capsys: pyt
         assert main(["simulate", "gsp", *arguments]) == 0
     first, second = (json.loads((tmp_path / out).read_text()) for out in ("first", "second"))
     assert second["rows"] == first["rows"]
-    assert second["parameters"]["run_s"] == first["parameters"]["run_s"] > 0
+    assert second["parameters"]["cpu_s"] == first["parameters"]["cpu_s"] > 0
     assert len(list((tmp_path / "runs").glob("*.npz"))) == len(POLICIES)
 
 
