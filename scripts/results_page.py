@@ -53,7 +53,7 @@ OPEN_ROWS = 48
 """Longer tables are folded."""
 MAX_ROWS = 400
 """Still longer ones are cut; the JSON has them all."""
-OWN_LINES = ("description", "command")
+OWN_LINES = ("description", "command", "cpu_s")
 """Parameters with a place of their own in a section."""
 NOTHING_MEASURED = Results("", 0, {}, {}, ())
 HEAD = """<!-- Made by scripts/results from docs/results; change those, not this file. -->
@@ -87,8 +87,8 @@ def _contents(order: Sequence[str], results: Mapping[str, Results]) -> str:
     if not order:
         return "No results are committed yet.\n"
     links = [f"[{name}](#{name})" for name in order]
-    elapsed_s = sum(one.elapsed_s or 0.0 for one in results.values())
-    total = f"\n\nAll of them together took {duration(elapsed_s)}." if elapsed_s else ""
+    total_s = sum(_cpu_s(one) for one in results.values())
+    total = f"\n\nTheir runs took {duration(total_s)} of CPU time." if total_s else ""
     return f"Experiments: {', '.join(links)}.{total}\n"
 
 
@@ -142,8 +142,14 @@ def _how(results: Results) -> Iterator[str]:
         yield "Approximations:\n\n" + "\n".join(f"- {sentence}" for sentence in results.approximations)
     shown = [f"{name} {_value(value)}" for name, value in results.parameters.items() if name not in OWN_LINES]
     versions = [f"{name} {version}" for name, version in results.versions.items()]
-    took = [f"It took {duration(results.elapsed_s)}."] if results.elapsed_s else []
+    took = [f"The runs took {duration(_cpu_s(results))} of CPU time."] if _cpu_s(results) else []
     yield " ".join([f"Seed {results.seed}; {', '.join([*shown, *versions])}.", *took])
+
+
+def _cpu_s(results: Results) -> float:
+    """Of all runs; of a grid that was resumed, those that were finished before included."""
+    value = results.parameters.get("cpu_s")
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _value(value: object) -> str:

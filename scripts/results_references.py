@@ -37,13 +37,22 @@ def _number(reference: str, results: Results) -> str:
     if OVER in reference:
         first, _, second = reference.partition(OVER)
         field, value = _measured(first, results.rows)
-        named = second if "=" not in second.split()[0] else f"{field} {second}"
-        divisor = _measured(named, results.rows)[1]
+        divisor = _measured(_inherited(first, second), results.rows)[1]
         if divisor == 0:
             raise ValueError(f"{{{{{reference}}}}} divides by 0")
         return ratio(value / divisor)
     field, value = _measured(reference, results.rows)
     return FIELDS[field][1](value) if field in FIELDS else seconds(value)
+
+
+def _inherited(first: str, second: str) -> str:
+    """What is divided by: all as in the first reference, but for what the second says."""
+    words, changes = first.split(), second.split()
+    if "=" not in changes[0]:
+        return second
+    plain = [word for word in words if "=" not in word]
+    filters = dict(word.split("=", 1) for word in [*words[len(plain) :], *changes])
+    return " ".join([*plain, *(f"{key}={value}" for key, value in filters.items())])
 
 
 def _measured(reference: str, rows: Sequence[Row]) -> tuple[str, float]:

@@ -17,7 +17,13 @@ NAMES = {"phase": "all", "eviction": "lru", "router": "lbgr", "requests": 10}
 RESULTS = Results(
     experiment="flood",
     seed=0,
-    parameters={"description": "A backlog, then hits.", "replicas": 1, "rates": [0.8, 1.2], "gpu": {"name": "L40"}},
+    parameters={
+        "description": "A backlog, then hits.",
+        "replicas": 1,
+        "rates": [0.8, 1.2],
+        "gpu": {"name": "L40"},
+        "cpu_s": 600.0,
+    },
     versions={"vllm": "0.29.0"},
     rows=[
         {"scenario": "flood-2k", "ordering": "fcfs", **NAMES, "ttft_p99_s": 20.0, "ttft_max_s": 25.0, "starved": 0},
@@ -44,7 +50,7 @@ def docs(tmp_path: Path) -> Path:
     directory = tmp_path / "results"
     directory.mkdir()
     write_json(directory / "flood.json", RESULTS)
-    write_json(directory / "another.json", replace(RESULTS, experiment="another", targets=(), elapsed_s=None))
+    write_json(directory / "another.json", replace(RESULTS, experiment="another", targets=(), parameters={}))
     traces = [
         {**row, "scenario": f"filing-seed{seed}", "phase": "spike"}
         for seed in range(2)
@@ -79,7 +85,7 @@ def test_sections_follow_the_experiments_order_then_the_alphabet(docs: Path) -> 
     assert (
         "Experiments: [dynamic](#dynamic), [flood](#flood), [another](#another), [validation](#validation).\n" in text
     )
-    assert "All of them together took 20 min." in text
+    assert "Their runs took 20 min of CPU time." in text
     assert section(text, "validation") == "By hand."
 
 
@@ -117,7 +123,7 @@ Approximations:
 
 - No network: TTFT lacks it.
 
-Seed 0; replicas 1, rates (0.8, 1.2), gpu (name L40), vllm 0.29.0. It took 10 min."""
+Seed 0; replicas 1, rates (0.8, 1.2), gpu (name L40), vllm 0.29.0. The runs took 10 min of CPU time."""
     )
 
 
@@ -176,6 +182,8 @@ def test_a_wrong_file_is_one_line_on_stderr(docs: Path, capsys: pytest.CaptureFi
         ("sum starved ordering=fairway", "5"),
         ("ttft_p99_s ordering=fairway / ordering=fcfs", "0.50"),
         ("max ttft_max_s ordering=fairway / max ttft_p99_s ordering=fcfs", "0.53"),
+        ("ttft_max_s scenario=flood-2k ordering=fairway / ordering=fcfs", "0.60"),
+        ("max ttft_max_s ordering=fairway / ordering=fcfs", "0.46"),
         ("met *", "2 of 3"),
         ("met flood-2k/fairway/*", "1 of 2"),
         ("traces flood-*/fairway/*", "1 of 2"),
