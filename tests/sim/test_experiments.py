@@ -173,7 +173,7 @@ def test_every_policy_that_the_settings_know_is_run_somewhere() -> None:
     [
         ("trace", ["conversation", "synthetic"]),
         ("joint", ["conversation", "synthetic"]),
-        ("evict-mixed", [f"{kind}-{share}" for share in ("0.3", "0.7") for kind in ("conversation", "coding-agents")]),
+        ("evict-mixed", ["conversation-0.3", "conversation-0.7", "coding-agents-0.3"]),
     ],
 )
 def test_without_the_data_the_scenarios_that_need_it_are_left_out(name: str, needing: list[str]) -> None:

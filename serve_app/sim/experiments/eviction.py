@@ -75,14 +75,14 @@ def _mixed(options: Options, seeds: range) -> dict[str, list["partial[Built]"]]:
     }
     for share in CACHE_SHARES:
         builds[f"recency-{share:g}"] = [partial(build_recency, share, seed) for seed in seeds]
-        if options.data is not None:
-            conversation = options.data / "mooncake" / "conversation_trace.jsonl.gz"
-            coding = options.data / "coding_sessions" / "sessions_compact.jsonl.gz"
-            builds[f"conversation-{share:g}"] = [
-                partial(build_conversation, conversation, share, seed % RECORDED_PARTS["conversation"])
-                for seed in seeds
-            ]
-            builds[f"coding-agents-{share:g}"] = [partial(build_coding, coding, share, seed) for seed in seeds]
+    if options.data is not None:
+        conversation = options.data / "mooncake" / "conversation_trace.jsonl.gz"
+        coding = options.data / "coding_sessions" / "sessions_compact.jsonl.gz"
+        parts = [seed % RECORDED_PARTS["conversation"] for seed in seeds]
+        for share in CACHE_SHARES:
+            builds[f"conversation-{share:g}"] = [partial(build_conversation, conversation, share, n) for n in parts]
+        # One cache: these prompts have 35,000 tokens, and the smaller cache is four L40s' already.
+        builds["coding-agents-0.3"] = [partial(build_coding, coding, CACHE_SHARES[0], seed) for seed in seeds]
     return builds
 
 

@@ -172,7 +172,7 @@ def sweep_points() -> list[Point]:
     """One thing changed at a time, from 12 requests a second on four replicas."""
     prefix_tokens = sum(SMALL_GSP.prompt_tokens) // len(SMALL_GSP.prompt_tokens) * SMALL_GSP.num_groups // 2
     return [
-        *(Point(f"replicas-{n}", replace(SMALL_GSP, rate_per_s=3.0 * n), cluster_of(n)) for n in (1, 2, 8, 10)),
+        *(Point(f"replicas-{n}", replace(SMALL_GSP, rate_per_s=3.0 * n), cluster_of(n)) for n in (1, 2, 4, 8, 10)),
         *(Point(f"rate-{rate:g}", replace(SMALL_GSP, rate_per_s=rate)) for rate in (4.0, 20.0)),
         *(
             Point(f"cache-{share:.0%}", cluster=cluster_of(kv_tokens=round(share * prefix_tokens)))
