@@ -17,7 +17,7 @@ from serve_app.sim.network import Fault, Network
 from serve_app.sim.scenarios import cache, cluster, queue, sizing
 from serve_app.sim.scenarios.cache import build_coding, build_conversation, build_recency, build_rounds
 from serve_app.sim.scenarios.cluster import build_chat, build_gsp, build_longdoc, build_mooncake, cluster_of
-from serve_app.sim.scenarios.queue import build_agents, build_dynamic, build_flood, build_steady
+from serve_app.sim.scenarios.queue import AGENTS_START_S, build_agents, build_dynamic, build_flood, build_steady
 from serve_app.sim.scenarios.sizing import Repeatable, cache_tokens, engine, one_engine, sizes
 from serve_app.sim.step_time import DEVICES
 from serve_app.sim.traces import DATA_VARIABLE, TraceParams, data_dir
@@ -171,7 +171,8 @@ def test_agents_are_replayed_in_order_at_a_load_of_their_capacity(monkeypatch: p
     monkeypatch.setattr(sizing, "SIZING_REQUESTS", 400)
     monkeypatch.setattr(sizing, "completed_per_s", lambda sample, cluster: 2.0)
     low, high = (build_agents(load, 0) for load in (0.7, 1.2))
-    sessions = agent(AgentParams(sessions_per_s=2.0, duration_s=900.0), np.random.default_rng(0))
+    everything = agent(AgentParams(sessions_per_s=2.0, duration_s=900.0), np.random.default_rng(0))
+    sessions = [one for one in everything if one.at_s >= AGENTS_START_S]
     for built, load in ((low, 0.7), (high, 1.2)):
         check_sound(built)
         assert is_about_poisson(len(built.arrivals), load * 2.0 * 300.0)
