@@ -116,13 +116,13 @@ def test_two_measurements_are_too_few_for_three_terms() -> None:
         fitted((64, 128), (0.1, 0.2), 512, 10)
 
 
-def test_cpu_device_is_fitted_to_the_committed_measurement_and_within_4_percent_of_it() -> None:
+def test_cpu_device_is_fitted_to_the_committed_measurement_and_within_3_3_percent_of_it() -> None:
     table = PrefillTable.model_validate_json(PROFILE.read_text())
     assert fitted(table.tokens, table.seconds, CPU_STEP_TOKENS, CPU_KV_BLOCKS) == CPU_SMOLLM2
     assert DEVICES["cpu-smollm2"] == CPU_SMOLLM2
     predicted_s = [prefill_time_s(CPU_SMOLLM2, tokens, CPU_STEP_TOKENS) for tokens in table.tokens]
     errors = np.abs(np.asarray(predicted_s) / np.asarray(table.seconds) - 1)
-    assert errors.max() <= 0.04
+    assert errors.max() <= 0.033
 
 
 @pytest.mark.parametrize("device", DEVICES)
