@@ -26,6 +26,8 @@ BLOCK_TOKENS = 32
 STEP_TOKENS = 2048
 """Token budget of an engine step during the measurement."""
 WARM_UP_RUNS = 2
+MAX_ERROR_CHARACTERS = 400
+"""Of vLLM's own message when it does not start."""
 
 Report = Callable[[str, int, int], None]
 """Called with phase, runs done, runs in all (0 while unknown)."""
@@ -114,10 +116,15 @@ def fitted_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 def check_writable(path: Path, force: bool) -> None:
     """Raises ProfileError before minutes are spent, if the file exists (without `force`) or cannot be written."""
+    directory = path.resolve().parent
+    if path.is_dir():
+        raise ProfileError(f"{path} is a directory; give --out the name of a file")
     if path.exists() and not force:
         raise ProfileError(f"{path} exists; give --force to replace it, or another --out")
-    if not path.resolve().parent.is_dir():
-        raise ProfileError(f"there is no directory {path.resolve().parent} to write {path.name} in")
+    if not directory.is_dir():
+        raise ProfileError(f"there is no directory {directory} to write {path.name} in")
+    if not os.access(directory, os.W_OK):
+        raise ProfileError(f"{directory} is not writable; give another --out")
 
 
 def write_table(table: PrefillTable, path: Path) -> None:
@@ -170,7 +177,7 @@ class VllmEngine:
                 **({"enforce_eager": True, "block_size": BLOCK_TOKENS} if on_cpu else {}),
             )
         except (OSError, ValueError, RuntimeError) as error:
-            raise ProfileError(f"vLLM could not start with {model}: {str(error).splitlines()[0]}") from error
+            raise ProfileError(f"vLLM could not start with {model}: {one_line(error)}") from error
         config = self._llm.llm_engine.model_config
         self.num_vocabulary: int = config.get_vocab_size()
         self.dtype = str(config.dtype).removeprefix("torch.")
@@ -186,6 +193,13 @@ class VllmEngine:
     def stop(self) -> None:
         """End the engine's own process."""
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def one_line(error: Exception) -> str:
+    """The error's text in one line, cut where it gets long; its type where it has no text."""
+    # Not its first line: of a validation error that one says only how many there are.
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
 def _run_once(engine: Engine, times: LengthTimes, rng: random.Random) -> None:

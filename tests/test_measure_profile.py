@@ -1,7 +1,9 @@
 """The profile's measurement, on an engine whose times are known, and on the real one."""
 
+import json
 import random
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,13 @@ from serve_app import measure_profile
 from serve_app.config import PrefillTable
 from serve_app.measure_profile import (
     BLOCK_TOKENS,
+    MAX_ERROR_CHARACTERS,
     WARM_UP_RUNS,
     LengthTimes,
     ProfileError,
     fitted_line,
     measure,
+    one_line,
     table_from,
     write_table,
 )
@@ -145,6 +149,36 @@ def test_file_is_checked_before_minutes_are_spent(tmp_path: Path) -> None:
         measure_profile.check_writable(path, force=False)
     with pytest.raises(ProfileError, match="there is no directory"):
         measure_profile.check_writable(tmp_path / "none" / "table.json", force=False)
+    with pytest.raises(ProfileError, match="is a directory; give --out the name of a file"):
+        measure_profile.check_writable(tmp_path, force=True)
+
+
+def test_directory_without_permission_is_refused_before_minutes_are_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Permissions don't bind root, whom the tests may run as.
+    monkeypatch.setattr("serve_app.measure_profile.os.access", lambda path, mode: False)
+    with pytest.raises(ProfileError, match=f"{tmp_path} is not writable; give another --out"):
+        measure_profile.check_writable(tmp_path / "table.json", force=True)
+
+
+def test_error_of_vllm_is_told_in_one_line() -> None:
+    assert one_line(ValueError("1 validation error\n  max_model_len\n  is 9032")) == (
+        "1 validation error max_model_len is 9032"
+    )
+    assert one_line(RuntimeError()) == "RuntimeError"
+    cut = one_line(ValueError("x" * 10_000))
+    assert (len(cut), cut[-4:]) == (MAX_ERROR_CHARACTERS, "x...")
+
+
+def test_measured_table_says_what_was_measured_where_and_when(tmp_path: Path, engine: KnownEngine) -> None:
+    described = {"device": "2 cores of X", "model": "m", "dtype": "bfloat16", "vllm_version": "0.29.0"}
+    write_table(table_from(measure(engine, [64, 96], 2, 1e6, lambda *report: None), **described), tmp_path / "t.json")
+    written = json.loads((tmp_path / "t.json").read_text())
+    assert {name: written[name] for name in described} == described
+    assert datetime.now(UTC).date() - date.fromisoformat(written["date"]) <= timedelta(days=1)
+    assert written["tokens"] == [64, 96]
+    assert len(written["seconds"]) == len(written["spread_s"]) == 2
 
 
 def test_committed_profile_of_the_cpu_is_a_measured_table() -> None:

@@ -5,6 +5,9 @@ from hypothesis import strategies as st
 
 from serve_app.config import PrefillTable
 from serve_app.policies import PrefillProfile
+from serve_app.policies.prefill_profile import slope_beyond
+
+TEN_MILLION = 10_000_000
 
 
 def table_of(tokens: tuple[int, ...], seconds: tuple[float, ...], base_s: float = 0.0) -> PrefillTable:
@@ -48,6 +51,50 @@ def test_same_tokens_cost_more_on_a_longer_context() -> None:
 def test_beyond_the_table_the_last_slope_holds() -> None:
     slope = (12.7 - 4.8) / (4_000 - 2_048)
     assert PROFILE.prefill_s_one(10_000) == pytest.approx(12.7 + 6_000 * slope)
+
+
+def test_flat_last_segment_gives_way_to_the_mean_slope_of_the_table() -> None:
+    profile = PrefillProfile(table_of((100, 200, 300), (1.0, 3.0, 3.0)))
+    assert profile.prefill_s_one(1_300) == pytest.approx(3.0 + 1_000 * (3.0 - 1.0) / 200)
+
+
+def test_steep_last_segment_counts_for_at_most_twice_the_mean_slope() -> None:
+    profile = PrefillProfile(table_of((100, 4_096, 4_097), (0.1, 4.0, 4.5)))
+    assert profile.prefill_s_one(5_097) == pytest.approx(4.5 + 1_000 * 2 * (4.5 - 0.1) / 3_997)
+
+
+@given(
+    st.sets(st.integers(1, 100_000), min_size=2, max_size=8),
+    *[st.floats(0, unit) for unit in (1.0, 1e-3, 1e-6)],
+)
+def test_last_slope_of_a_prefill_without_noise_is_never_changed(
+    lengths: set[int], constant_s: float, s_per_token: float, s_per_pair: float
+) -> None:
+    tokens = sorted(lengths)
+    seconds = [constant_s + s_per_token * count + s_per_pair * count**2 for count in tokens]
+    last_slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
+    assert slope_beyond(table_of(tuple(tokens), tuple(seconds))) == pytest.approx(last_slope, rel=1e-6, abs=1e-10)
+
+
+@given(tables().filter(lambda table: len(table.tokens) > 2), st.floats(0, 1))
+def test_entry_before_the_last_moves_the_slope_beyond_by_a_factor_of_two_at_most(
+    table: PrefillTable, share: float
+) -> None:
+    *others, before_s, _, last_s = table.seconds
+    noisy = table_of(table.tokens, (*others, before_s, before_s + share * (last_s - before_s), last_s))
+    lower, upper = sorted((slope_beyond(table), slope_beyond(noisy)))
+    assert 0 <= lower <= upper <= 2 * lower * (1 + 1e-9)
+
+
+@given(tables(), st.lists(st.integers(0, TEN_MILLION), min_size=2, max_size=6), st.integers(0, TEN_MILLION))
+def test_beyond_the_table_time_never_falls_and_is_finite(table: PrefillTable, counts: list[int], context: int) -> None:
+    profile = PrefillProfile(table)
+    todo = np.array(sorted([*counts, TEN_MILLION]), dtype=np.int64)
+    seconds = profile.prefill_s(todo, context)
+    assert np.isfinite(seconds).all()
+    assert seconds.min() >= table.base_s
+    assert (np.diff(seconds) >= -1e-9 * seconds[-1]).all()
+    assert seconds.tolist() == pytest.approx([profile.prefill_s_one(int(count), context) for count in todo])
 
 
 def test_cached_tokens_cost_their_share() -> None:
