@@ -5,6 +5,8 @@ sub-model. `EnginePolicy` is also what vLLM's `additional_config["fairway"]` hol
 versioned document that the control deployment edits. Unknown fields are errors everywhere.
 """
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,6 +52,8 @@ class PrefillTable(Settings):
         rising = all(a < b for a, b in zip(self.tokens, self.tokens[1:], strict=False))
         if not rising or self.tokens[0] < 1:
             raise ValueError(f"tokens must rise from at least 1, got {self.tokens}")
+        if not all(map(math.isfinite, self.seconds)):
+            raise ValueError(f"seconds must be finite, got {self.seconds}")
         if self.seconds[0] < 0 or any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
             raise ValueError(f"seconds must be at least 0 and never fall, got {self.seconds}")
         return self
@@ -59,6 +63,7 @@ class EnginePolicy(Settings):
     """What one engine does with its waiting queue and its KV blocks: vLLM's `additional_config["fairway"]`."""
 
     ordering: Literal[
+        "fairway-carried",
         "fairway",
         "fcfs",
         "lpm",
@@ -70,25 +75,68 @@ class EnginePolicy(Settings):
         "absolute-wait",
         "relative-wait",
         "fairway-absolute-wait",
-    ] = "fairway"
-    """Order of the waiting queue: Fairway, first come first served, longest prefix match first, or a baseline to
-    compare them with (`serve_app.policies.orderings`)."""
-    eviction: Literal["rlt", "lru"] = "rlt"
-    """Which cached KV block goes first: a randomized leaf token, or the least recently used."""
-    protect_waiting: bool = False
-    """Whether cached KV blocks that a waiting request would hit count as just used at every step, so that others go
-    first; needs a model with one KV cache group of full attention."""
+    ] = "fairway-carried"
+    """Order of the waiting queue: ours, Fairway as published, first come first served, longest prefix match first, or a
+    baseline to compare them with (`serve_app.policies.orderings`)."""
+    eviction: Literal["rlt", "lru", "adaptive"] = "rlt"
+    """Which cached KV block goes first: a randomized leaf token, the least recently used, or now one, now the other,
+    as the better of the two would have hit lately. All but plain "lru" need one KV cache group of full attention."""
+    protect_waiting: bool | None = None
+    """Whether cached KV blocks that a waiting request would hit are kept until it starts, as long as others can go;
+    needs a model with one KV cache group of full attention. null: yes where the model is such a one and the ordering is
+    fairway-carried."""
     fast_weight: float = Field(default=4.0, ge=1.0, le=64.0)
-    """How much more the Fast lane's work counts than the Fair lane's; the oldest waits for at most 1/fast_weight of its
-    own work (plus one request) a step."""
-    patience_multiple: float = Field(default=3.0, gt=0.0, le=1_000.0)
-    """A request's patience is this many times its expected prefill seconds on an idle engine."""
+    """How firmly a request is kept from being overtaken: at most 1/fast_weight of the longest recent wait
+    (fairway-carried), or of its own work in each step (fairway)."""
+    patience_multiple: float | None = Field(default=None, gt=0.0, le=1_000.0)
+    """A request's patience is this many times its expected prefill seconds on an idle engine, of what is left of it and
+    by size class with fairway-carried. null: 2 with fairway-carried, 3 with the others, as published."""
     patience_floor_s: Seconds = 1.0
-    """Least patience of any request, seconds."""
+    """Least patience of any request, seconds; fairway-carried has none."""
+    long_prefill_share: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Largest share of a step that running prefills may take while other requests wait; 1 lets them take all. null: a
+    half with fairway-carried, 1 with the others, as published."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the randomized eviction."""
     prefill_profile: PrefillTable | None = None
-    """Expected prefill seconds by length; without one a flat 10,000 tokens/s is assumed and a warning logged."""
+    """Expected prefill seconds by length; without one they are estimated from the engine's own steps, beginning at
+    10,000 tokens/s, and a warning is logged."""
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether the ordering keeps accounts across steps, which brings its other parts by default."""
+        return self.ordering == "fairway-carried"
+
+    def patience(self) -> float:
+        """The patience multiple in force."""
+        return self.patience_multiple or (2.0 if self.is_carried else 3.0)
+
+    def prefill_share(self) -> float:
+        """The long-prefill share in force."""
+        return self.long_prefill_share or (0.5 if self.is_carried else 1.0)
+
+    def changed(self, changes: Mapping[str, object]) -> "EnginePolicy":
+        """This policy with some of `LIVE_FIELDS` set otherwise.
+
+        Raises:
+            ValueError: in one line, with each bad field's name, its value and its bound, and what can be changed.
+        """
+        fixed = sorted(set(changes) - set(LIVE_FIELDS))
+        if fixed:
+            raise ValueError(f"{', '.join(fixed)} can't be changed in a running engine; {', '.join(LIVE_FIELDS)} can")
+        return EnginePolicy.from_section({"policy": {**self.model_dump(), **changes}}, "policy")
+
+
+LIVE_FIELDS = (
+    "ordering",
+    "eviction",
+    "protect_waiting",
+    "fast_weight",
+    "patience_multiple",
+    "patience_floor_s",
+    "long_prefill_share",
+)
+"""Fields of `EnginePolicy` that a running engine takes over at its next step."""
 
 
 class RoutingWeights(Settings):

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from serve_app.policies.carried import BoolArray, carried_order, due_first
 from serve_app.policies.fairway import FairwayParams, FloatArray, IntArray, absolute_waiting_order, waiting_order
 from serve_app.policies.highest_score import absolute_wait, lpm, peek, ragcache, relative_wait
 from serve_app.policies.taking_turns import k_lpm, preble
@@ -31,6 +32,7 @@ def fcfs(
 
 
 ORDERINGS: dict[str, Ordering] = {
+    "fairway-carried": carried_order,
     "fairway": waiting_order,
     "fcfs": fcfs,
     "lpm": lpm,
@@ -58,10 +60,12 @@ def order_within_classes(
     waited_s: FloatArray,
     prefill_s: FloatArray,
     arrival_s: FloatArray,
+    is_due: BoolArray | None = None,
 ) -> IntArray:
-    """Smaller `priority` (n,) first; `ordering` decides within each class. The rest is as for every `Ordering`."""
+    """Smaller `priority` (n,) first; within each class those that are due (n,), oldest first, then by `ordering`."""
     parts = [np.empty(0, dtype=np.int64)]
     for priority_class in np.unique(priority):
         m = np.flatnonzero(priority == priority_class)
-        parts.append(m[ordering(params, hit_tokens[m], todo_tokens[m], waited_s[m], prefill_s[m], arrival_s[m])])
+        order = ordering(params, hit_tokens[m], todo_tokens[m], waited_s[m], prefill_s[m], arrival_s[m])
+        parts.append(m[order if is_due is None else due_first(order, is_due[m], arrival_s[m])])
     return np.concatenate(parts)

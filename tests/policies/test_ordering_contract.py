@@ -148,6 +148,8 @@ def steps_until_the_miss_is_first(name: str, num_steps: int) -> int | None:
 
 
 STARVING = {"lpm", "ragcache", "preble", "peek"}
+CARRIED = {"fairway-carried"}
+"""What bounds a wait here are the accounts, which one call knows nothing of; see `test_queue_order`."""
 
 
 @pytest.mark.parametrize("name", sorted(STARVING))
@@ -155,7 +157,7 @@ def test_miss_starves_as_long_as_hits_keep_coming(name: str) -> None:
     assert steps_until_the_miss_is_first(name, 1_000) is None
 
 
-@pytest.mark.parametrize("name", sorted(set(ORDERINGS) - STARVING))
+@pytest.mark.parametrize("name", sorted(set(ORDERINGS) - STARVING - CARRIED))
 def test_miss_is_served_in_the_end_though_hits_keep_coming(name: str) -> None:
     served_at = steps_until_the_miss_is_first(name, 1_000)
     assert served_at is not None
