@@ -1,27 +1,37 @@
 """Which KV block to reuse next: free lists over block ids behind one interface, and LRU.
 
-A block is exactly one of: used; free and uncached (its content is worth nothing); free and cached (a later request may
-hit it). A cached block knows the block before it in its chain, its parent, so the cached blocks form a forest. Every
-free list hands out uncached free blocks before it evicts a cached one. RLT is in `rlt`.
+Every free list hands out uncached free blocks before it evicts a cached one, evicts only leaves of the forest of cached
+blocks (see `forest`), and spares what is pinned. RLT is in `rlt`, the choice between the two in `adaptive`.
 
-LRU evicts the block that was released, or touched, longest ago. Source: vLLM's own free queue. Cost: O(1) a block.
+LRU evicts the leaf that was released longest ago: argmin over leaves of `touched`. A parent is released after its child
+and with it, so without pins this is vLLM's own order. Source: vLLM's free queue; leaves and pins are ours.
+
+Cost: O(log leaves) for a chain, which is one leaf, and O(1) for each further block of it.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from heapq import heappush
 from typing import Protocol
+
+from serve_app.policies.forest import BlockForest, Node
+from serve_app.policies.leaf_heap import LeafHeap
 
 
 class FreeBlocks(Protocol):
     """A pool's free list. Blocks are ids from 0 to num_blocks - 1."""
 
-    @property
-    def num_free(self) -> int:
-        """Free blocks, cached or not."""
+    num_free: int
+    """Free blocks, cached or not."""
+
+    num_orphanings: int
+    """Times that a block lost its content before the blocks that continue it: only when asked to uncache it, or when
+    nothing else was free."""
 
     def begin_step(self) -> None:
         """A new engine step begins: what was touched until now is no longer "just touched"."""
+
+    def observe(self, chain: Sequence[bytes]) -> None:
+        """A request is admitted for the first time; `chain`: the hashes of its full prompt blocks, its root first."""
 
     def take(self, num: int) -> list[int]:
         """Put `num` free blocks to use, in eviction's order, uncached. Raises ValueError when fewer are free."""
@@ -32,15 +42,24 @@ class FreeBlocks(Protocol):
     def release(self, blocks: Iterable[int]) -> None:
         """Free used blocks, those to go first in front. Raises ValueError when one is free already."""
 
-    def touch(self, blocks: Iterable[int]) -> None:
-        """Count cached free blocks as just used though nobody uses them, those to go first in front; the caller names
-        only such blocks. Raises ValueError when one is used or uncached."""
-
     def cache(self, block: int, parent: int | None) -> None:
         """`block` now holds a reusable piece of a chain, after `parent`; a parent that isn't cached counts as none."""
 
+    def cache_chain(self, blocks: Iterable[int], parent: int | None) -> None:
+        """`cache` for each, the first after `parent` and each of the others after the one before it."""
+
     def uncache(self, block: int) -> None:
         """What `block` holds is worth nothing any more; nothing happens unless it is cached."""
+
+    def pin(self, block: int) -> None:
+        """Keep `block`, free or used, once more: it counts as just used until it is unpinned as often.
+
+        A pinned block is evicted only when each free block is pinned, or has a cached descendant that is pinned or
+        used. The pin is the block's, whatever happens to what it holds.
+        """
+
+    def unpin(self, block: int) -> None:
+        """Undo one `pin`; the block counts as used this moment. Raises ValueError when it is not pinned."""
 
     def is_free(self, block: int) -> bool:
         """Whether `block` is not in use."""
@@ -55,89 +74,76 @@ class FreeBlocks(Protocol):
         """Assert the conservation law: each block is exactly one of used, free and uncached, free and cached."""
 
 
-class LruFreeBlocks:
-    """Least recently released first; uncached blocks first, the last released of them in front (vLLM's own order)."""
+class LruFreeBlocks(BlockForest):
+    """Least recently released leaf first; uncached blocks before, the last released of them in front."""
 
     def __init__(self, num_blocks: int, free: Iterable[int]) -> None:
-        self._num_blocks = num_blocks
-        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(free)
-        self._cached: set[int] = set()
-
-    @property
-    def num_free(self) -> int:
-        return len(self._queue)
+        super().__init__(num_blocks)
+        self._leaves = LeafHeap(self._nodes)
+        self.release(free)
 
     def begin_step(self) -> None:
-        """LRU has no marks."""
+        """LRU knows no steps."""
+
+    def observe(self, chain: Sequence[bytes]) -> None:
+        """LRU learns nothing."""
 
     def take(self, num: int) -> list[int]:
-        check_enough(num, self.num_free)
-        taken = [self._queue.popitem(last=False)[0] for _ in range(num)]
-        self._cached.difference_update(taken)
+        taken = self._take_uncached(num)
+        pop_oldest, entries = self._leaves.pop_oldest, self._leaves.entries
+        next_node: Node | None = None
+        for _ in range(num - len(taken)):
+            node = next_node or pop_oldest()
+            next_node = None
+            if node is None:
+                taken.append(self._evict_needed())
+                continue
+            taken.append(node.block)
+            node.free = node.cached = False
+            parent, node.parent = node.parent, None
+            if parent is not None:
+                parent.children -= 1
+                if parent.free and not parent.children:
+                    # A chain goes from its end to its root without a detour through the heap.
+                    if entries and entries[0] < parent.touched:
+                        heappush(entries, parent.touched + parent.block)
+                    else:
+                        next_node = parent
+        if next_node is not None:
+            heappush(entries, next_node.touched + next_node.block)
+        self.num_free -= num
         return taken
 
-    def claim(self, block: int) -> None:
-        if block not in self._queue:
-            raise ValueError(f"block {block} is not free")
-        del self._queue[block]
-
     def release(self, blocks: Iterable[int]) -> None:
-        uncached = []
-        for block in blocks:
-            if block in self._queue:
-                raise ValueError(f"block {block} is already free")
-            self._queue[block] = None
-            if block not in self._cached:
-                uncached.append(block)
-        for block in reversed(uncached):
-            self._queue.move_to_end(block, last=False)
+        nodes, entries, num_blocks, clock = self._nodes, self._leaves.entries, len(self._nodes), self._clock
+        uncached, num = [], 0
+        try:
+            for block in blocks:
+                node = nodes[block]
+                if node.free:
+                    raise ValueError(f"block {block} is already free")
+                node.free = True
+                num += 1
+                clock += num_blocks
+                node.touched = clock
+                if not node.cached:
+                    uncached.append(node)
+                elif not node.children:
+                    heappush(entries, clock + block)
+        finally:
+            self.num_free += num
+            self._clock = clock
+            self._stack(uncached)
+            self._leaves.tidy()
 
-    def touch(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            check_touchable(self, block)
-            self._queue.move_to_end(block)
+    def _lay(self, node: Node) -> None:
+        self._leaves.push(node)
 
-    def cache(self, block: int, parent: int | None) -> None:
-        self._cached.add(block)
+    def _cached_order(self) -> list[Node]:
+        return sorted((node for node in self._nodes if node.free and node.cached), key=lambda node: node.touched)
 
-    def uncache(self, block: int) -> None:
-        self._cached.discard(block)
+    def _choice(self, nodes: list[Node]) -> Node:
+        return min(nodes, key=lambda node: node.touched)
 
-    def is_free(self, block: int) -> bool:
-        return block in self._queue
-
-    def is_cached(self, block: int) -> bool:
-        return block in self._cached
-
-    def free_blocks(self) -> list[int]:
-        return list(self._queue)
-
-    def check_integrity(self) -> None:
-        assert {*self._queue, *self._cached} <= set(range(self._num_blocks))
-
-
-def touch_order(chains: Iterable[Iterable[int]]) -> list[int]:
-    """In which order to touch the blocks of several chains, so that the least valuable of them goes first.
-
-    chains: one a request, the most important first; each from its deepest block up. Chains that share a block share
-    all its ancestors, so one is read only up to the first block that is known already.
-    Returns: each block once, after its descendants; blocks that the first chain needs come last. O(blocks).
-    """
-    seen: set[int] = set()
-    parts: list[list[int]] = []
-    for chain in chains:
-        parts.append(list(takewhile(lambda block: block not in seen, chain)))
-        seen.update(parts[-1])
-    return [block for part in reversed(parts) for block in part]
-
-
-def check_enough(num: int, num_free: int) -> None:
-    """Raises ValueError when more blocks are asked for than are free."""
-    if num > num_free:
-        raise ValueError(f"{num} blocks asked for, {num_free} are free")
-
-
-def check_touchable(free: FreeBlocks, block: int) -> None:
-    """Raises ValueError unless `block` is free and cached."""
-    if not (free.is_free(block) and free.is_cached(block)):
-        raise ValueError(f"block {block} is not both free and cached")
+    def _check_leaves(self, leaves: set[Node]) -> None:
+        self._leaves.check_integrity(leaves)

@@ -14,7 +14,7 @@ class Policies:
     """The three decisions by name, as the settings spell them; the defaults are the product's."""
 
     router: str = "lbgr"
-    ordering: str = "fairway"
+    ordering: str = "fairway-carried"
     eviction: str = "rlt"
     engine: Mapping[str, Number] = field(default_factory=dict)
     """Other fields of `EnginePolicy`."""

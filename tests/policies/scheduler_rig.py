@@ -48,7 +48,7 @@ block_hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
 
 
 class ClockedScheduler(FairwayScheduler):
-    """Virtual time, and each order checked as it is made."""
+    """Virtual time; what is known of the waiting requests, and each order of them, checked as it is made."""
 
     now_s = 0.0
     num_orders = 0
@@ -56,9 +56,26 @@ class ClockedScheduler(FairwayScheduler):
     def _now_s(self) -> float:
         return self.now_s
 
-    def _reorder_waiting(self) -> None:
+    def _sync(self) -> None:
+        super()._sync()
+        self._requests.check_integrity(self.waiting)
+        table = self._requests.table
+        rows = table.waiting_rows().tolist()
+        assert table.all_tokens[rows].tolist() == [table.requests[row].num_tokens for row in rows]
+        assert table.hit_tokens[rows].tolist() == [self.fresh_hit_tokens(table.requests[row]) for row in rows]
+
+    def fresh_hit_tokens(self, request: Request) -> int:
+        """By vLLM's own look-up."""
+        if request.num_computed_tokens:
+            return int(request.num_computed_tokens)
+        if not self.kv_cache_manager.prefix_cache_lookup_enabled(request):
+            return 0
+        coordinator = self.kv_cache_manager.coordinator
+        return int(coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
+
+    def _reorder_waiting(self) -> bool:
         before = {request.request_id for request in self.waiting}
-        super()._reorder_waiting()
+        front_fits = super()._reorder_waiting()
         after = [request.request_id for request in self.waiting]
         assert len(after) == len(before)
         assert set(after) == before
@@ -66,6 +83,7 @@ class ClockedScheduler(FairwayScheduler):
             request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in self.skipped_waiting
         )
         self.num_orders += len(after) > 1
+        return front_fits
 
 
 def prompt_of(rng: random.Random, num_tokens: int) -> list[int]:

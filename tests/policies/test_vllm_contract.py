@@ -18,7 +18,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__
 
-from serve_app.policies.rlt_queue import RltFreeBlockQueue
+from serve_app.policies.free_block_queue import FreeBlockQueue
 from serve_app.policies.vllm_hooks import FairwayScheduler, OrderedWaitingQueue
 from tests.policies.scheduler_rig import make_request, make_scheduler
 
@@ -141,7 +141,7 @@ def test_statuses_and_states_have_these_names() -> None:
 def test_our_free_queue_has_every_method_of_vllms() -> None:
     theirs = {name: value for name, value in vars(FreeKVCacheBlockQueue).items() if not name.startswith("_")}
     for name, method in theirs.items():
-        ours = getattr(RltFreeBlockQueue, name)
+        ours = getattr(FreeBlockQueue, name)
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(method).parameters), name
 
 

@@ -14,7 +14,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from serve_app.policies import LruFreeBlocks
-from serve_app.policies.vllm_hooks import FairwayScheduler, RltBlockPool
+from serve_app.policies.vllm_hooks import CachedPrefixes, FairwayScheduler, PolicyBlockPool
 from tests.policies.scheduler_rig import (
     BLOCK_SIZE,
     ClockedScheduler,
@@ -47,7 +47,13 @@ def test_short_hits_start_before_an_older_long_miss(tmp_path: Path) -> None:
     started = {}
     for scheduler_cls in (AsyncScheduler, ClockedScheduler):
         scheduler = make_scheduler(
-            tmp_path, scheduler_cls, num_blocks=400, max_num_seqs=16, max_num_batched_tokens=4_096, max_model_len=2_048
+            tmp_path,
+            scheduler_cls,
+            {"ordering": "fairway"},
+            num_blocks=400,
+            max_num_seqs=16,
+            max_num_batched_tokens=4_096,
+            max_model_len=2_048,
         )
         engine, rng = Engine(scheduler), random.Random(1)
         excerpt = prompt_of(rng, 640)
@@ -91,6 +97,7 @@ def test_preempted_request_keeps_its_arrival_in_the_order(tmp_path: Path) -> Non
     [preempted] = scheduler.waiting
     scheduler.add_request(make_request("later", prompt_of(rng, 10), arrival_s=50.0))
     scheduler.add_request(make_request("earlier", prompt_of(rng, 10), arrival_s=-1.0))
+    scheduler._sync()
     scheduler._reorder_waiting()
     assert [request.request_id for request in scheduler.waiting] == ["earlier", preempted.request_id, "later"]
 
@@ -106,33 +113,45 @@ def test_request_whose_grammar_is_ready_takes_its_place_and_one_that_waits_stays
     for name in "cba":
         scheduler.add_request(requests[name])
     scheduler._take_back_ready_requests()
+    scheduler._sync()
     scheduler._reorder_waiting()
     assert [request.request_id for request in scheduler.waiting] == ["a", "b"]
     assert [request.request_id for request in scheduler.skipped_waiting] == ["c"]
 
 
-def test_prefix_lookup_equals_vllms_and_leaves_no_trace(tmp_path: Path) -> None:
-    scheduler = make_scheduler(tmp_path, FairwayScheduler, num_blocks=60)
+def test_followed_prefixes_equal_vllms_look_up_and_leave_no_trace(tmp_path: Path) -> None:
+    scheduler = make_scheduler(tmp_path, AsyncScheduler, num_blocks=60)
     engine, rng = Engine(scheduler), random.Random(4)
-    manager, lookup = scheduler.kv_cache_manager, scheduler._prefix_lookup
+    manager, prefixes = scheduler.kv_cache_manager, CachedPrefixes(scheduler.kv_cache_manager)
     excerpt = prompt_of(rng, 480)
     asked = [make_request(f"q{n}", excerpt[:n], arrival_s=0.0) for n in (1, 16, 17, 32, 33, 320, 480)]
     asked.append(make_request("skips", excerpt, arrival_s=0.0, skip_reading_prefix_cache=True))
+    rows = range(len(asked))
+    for row, request in zip(rows, asked, strict=True):
+        prefixes.follow(row, request)
+    found: dict[int, int] = {}
+    num_updates = 0
     for number in range(40):
         prompt = excerpt[: rng.randint(1, 480)] if number % 2 else prompt_of(rng, 300)
         scheduler.add_request(make_request(f"r{number}", prompt, arrival_s=number, max_tokens=1))
         engine.run_until_idle()
-        lookup.begin_step()
         recorded = manager.prefix_cache_stats.queries, manager.prefix_cache_stats.requests
-        found = lookup.hit_tokens(asked)
+        changed = prefixes.update()
+        num_updates += len(changed)
+        found |= changed
         assert recorded == (manager.prefix_cache_stats.queries, manager.prefix_cache_stats.requests)
         assert not manager.block_pool.kv_event_queue
-        assert found == [manager.get_computed_blocks(request)[1] for request in asked]
-    assert max(found) >= 16
+        assert [found[row] for row in rows] == [manager.get_computed_blocks(one)[1] for one in asked]
+        prefixes.check_integrity()
+    assert max(found.values()) >= 16
+    assert num_updates < 40 * len(asked) / 2
     asked[0].num_computed_tokens = 96  # as after a load from a remote KV cache
-    assert lookup.hit_tokens(asked[:1]) == found[:1]  # looked up once a step
-    lookup.begin_step()
-    assert lookup.hit_tokens(asked[:1]) == [96]
+    prefixes.look_again(0)
+    assert prefixes.update() == {0: 96}
+    assert prefixes.update() == {}
+    for row in rows:
+        prefixes.forget(row)
+    prefixes.check_integrity()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +160,7 @@ def test_prefix_lookup_equals_vllms_and_leaves_no_trace(tmp_path: Path) -> None:
         ({"fast_weight": 0.5}, r'additional_config\["fairway"\]: fast_weight=0\.5: .*greater than or equal to 1'),
         (
             {"ordering": "sjf"},
-            r"ordering='sjf': Input should be 'fairway', 'fcfs', 'lpm', .* or 'fairway-absolute-wait'",
+            r"ordering='sjf': Input should be 'fairway-carried', 'fairway', .* or 'fairway-absolute-wait'",
         ),
         ({"colour": "red"}, r"colour='red': Extra inputs are not permitted"),
         ({"prefill_profile": {"tokens": [2]}}, r"prefill_profile\.tokens=\[2\]: .*at least 2"),
@@ -155,8 +174,8 @@ def test_bad_setting_stops_the_engine_with_name_value_and_bound(fairway: Any, me
 
 def test_missing_settings_mean_the_defaults_and_a_configured_profile_is_used(tmp_path: Path) -> None:
     scheduler = make_scheduler(tmp_path, FairwayScheduler)
-    assert scheduler.engine_policy.ordering == "fairway"
-    assert isinstance(scheduler.kv_cache_manager.block_pool, RltBlockPool)
+    assert scheduler.engine_policy.ordering == "fairway-carried"
+    assert isinstance(scheduler.kv_cache_manager.block_pool, PolicyBlockPool)
     profile: dict[str, Any] = {"device": "d", "model": "m", "dtype": "f", "vllm_version": "v", "date": "2026-01-01"}
     profile |= {"tokens": [10, 20], "seconds": [1.0, 3.0]}
     scheduler = make_scheduler(tmp_path, FairwayScheduler, {"prefill_profile": profile})
@@ -185,7 +204,7 @@ def test_rlt_is_refused_without_one_group_of_full_attention_and_lru_works(
 
 
 def test_lru_equals_vllms_own_free_queue() -> None:
-    rng, num_touches = random.Random(7), 0
+    rng = random.Random(7)
     blocks = [KVCacheBlock(block_id) for block_id in range(30)]
     theirs, ours = FreeKVCacheBlockQueue(blocks), LruFreeBlocks(30, range(30))
     used: list[int] = []
@@ -204,17 +223,8 @@ def test_lru_equals_vllms_own_free_queue() -> None:
             theirs.prepend_n([blocks[block] for block in freed if not ours.is_cached(block)])
             theirs.append_n([blocks[block] for block in freed if ours.is_cached(block)])
             ours.release(freed)
-        cached = [block for block in ours.free_blocks() if ours.is_cached(block)]
-        if rng.random() < 0.3:
-            touched = rng.sample(cached, min(3, len(cached)))
-            for block in touched:
-                theirs.remove(blocks[block])
-            theirs.append_n([blocks[block] for block in touched])
-            ours.touch(touched)
-            num_touches += len(touched)
         assert [block.block_id for block in theirs.get_all_free_blocks()] == ours.free_blocks()
         ours.check_integrity()
-    assert num_touches > 100
 
 
 def test_rlt_queue_walks_the_free_blocks_after_a_cursor(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ Each hook reads numbers off requests or blocks, calls the pure policy and applie
 allocation run unchanged. What is touched of vLLM is named in tests/policies/test_vllm_contract.py.
 """
 
-from serve_app.policies.vllm_hooks.block_pool import RltBlockPool
-from serve_app.policies.vllm_hooks.prefix_lookup import PrefixLookup
+from serve_app.policies.vllm_hooks.block_pool import PolicyBlockPool
+from serve_app.policies.vllm_hooks.prefix_lookup import CachedPrefixes
 from serve_app.policies.vllm_hooks.scheduler import FairwayScheduler
 from serve_app.policies.vllm_hooks.waiting_queue import OrderedWaitingQueue
+from serve_app.policies.vllm_hooks.waiting_requests import WaitingRequests
 
-__all__ = ["FairwayScheduler", "OrderedWaitingQueue", "PrefixLookup", "RltBlockPool"]
+__all__ = ["CachedPrefixes", "FairwayScheduler", "OrderedWaitingQueue", "PolicyBlockPool", "WaitingRequests"]

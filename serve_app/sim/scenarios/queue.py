@@ -3,10 +3,13 @@
 One A6000 with Llama-3.1-8B (derived), steps of 2,048 tokens, a KV cache of 30 % of the reusable tokens.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from serve_app.emulation.step_time import prefill_time_s
-from serve_app.sim.arrivals import FloodParams, flood
+from serve_app.sim.arrivals import Arrival, FloodParams, flood
+from serve_app.sim.draws import draw_tokens
 from serve_app.sim.grid import Built
 from serve_app.sim.scenarios.sizing import Repeatable, completed_per_s, one_engine, sizes
 from serve_app.sim.step_time import DEVICES
@@ -60,6 +63,22 @@ def build_flood(miss_tokens: int, rate: float, start: float, seed: int) -> Built
         miss_tokens=miss_tokens, rate_per_s=rate * completed_per_s(hits, cluster), start_s=start * backlog_s
     )
     return Built(flood(chosen, np.random.default_rng(seed)), cluster)
+
+
+LONG_PROMPT_TOKENS, SHORT_PROMPT_TOKENS, SHORTS_PER_S = 100_000, 128, 10.0
+
+
+def build_long_prefill(step_tokens: int, seed: int) -> Built:
+    """One prompt of 100,000 tokens, and a short one every 100 ms until it would be done alone."""
+    rng = np.random.default_rng(seed)
+    cluster = one_engine(DEVICE)
+    cluster = replace(cluster, engine=replace(cluster.engine, max_step_tokens=step_tokens))
+    alone_s = prefill_time_s(DEVICES[DEVICE], LONG_PROMPT_TOKENS, step_tokens)
+    shorts = [
+        Arrival((n + 1) / SHORTS_PER_S, f"short-{n}", draw_tokens(SHORT_PROMPT_TOKENS, rng), 1, "short")
+        for n in range(int(alone_s * SHORTS_PER_S))
+    ]
+    return Built([Arrival(0.0, "long", draw_tokens(LONG_PROMPT_TOKENS, rng), 1, "long"), *shorts], cluster)
 
 
 def build_agents(load: float, seed: int) -> Built:
