@@ -13,10 +13,10 @@ A request is due when o >= A. Due requests go first, oldest first. All others go
 
     h/c + w / (patience_multiple x its size class)
 
-with h, c and w as in `fairway`. Size classes are decades around what is usual: the expected prefill seconds of what a
-request still has to compute, rounded to the mean of the full prompts that came of late times a power of ten. Within a
-class waiting counts alike, so requests of like size keep the order in which they came; ten times the work is ten times
-the patience.
+with h, c and w as in `fairway`. Size classes are decades: up to four times what is usual counts as usual, the next ten
+times as ten times that, and so on, where usual are the mean expected prefill seconds of the full prompts that came of
+late, and a request's own are those of what it still has to compute. Within a class waiting counts alike, so requests of
+like size keep the order in which they came; ten times the work is ten times the patience.
 
 Bound: what runs until i's first token is at most max((1 + 1/fast_weight) H, V + two steps' budgets) + R tokens, where R
 is what later requests that were running when i came due still had to prefill. So nobody waits for more than a quarter
@@ -37,6 +37,8 @@ _LEAST_PREFILL_S = 1e-6
 """Under it prefills count as equal, as a logarithm needs something above 0."""
 SIZE_CLASS_RATIO = 10.0
 """Expected prefill seconds of one size class over those of the next smaller one."""
+USUAL_UP_TO = 4.0
+"""Times the usual prefill seconds that still count as usual."""
 MEMORY_HALF_LIFE_S = 60.0
 """After so long without a longer one, half of the longest wait is forgotten, seconds."""
 
@@ -67,8 +69,8 @@ def carried_order(
 
 
 def size_class_s(left_s: FloatArray, usual_s: float) -> FloatArray:
-    """`left_s` (n,), above 0, rounded to `usual_s` times a power of `SIZE_CLASS_RATIO`. Returns: (n,), seconds."""
-    exponent = np.round(np.log(left_s / usual_s) / np.log(SIZE_CLASS_RATIO))
+    """The class of each of `left_s` (n,), above 0: `usual_s` times a power of `SIZE_CLASS_RATIO`, (n,), seconds."""
+    exponent = np.ceil(np.log(left_s / (USUAL_UP_TO * usual_s)) / np.log(SIZE_CLASS_RATIO))
     size_class: FloatArray = usual_s * SIZE_CLASS_RATIO**exponent
     return size_class
 

@@ -28,7 +28,7 @@ class RltFreeBlocks(BlockForest):
         self._unmarked: list[Node] = []
         self._marked: list[Node] = []
         self._marked_this_step: list[Node] = []
-        """Leaves, some of which may be none any more."""
+        """They were leaves when they were touched, and may be none any more."""
         self.release(free)
 
     def begin_step(self) -> None:
@@ -114,7 +114,8 @@ class RltFreeBlocks(BlockForest):
         pile = self._unmarked
         if node.touched >= self._phase:
             pile = self._marked
-            self._marked_this_step.append(node)
+            if node.touched >= self._step:
+                self._marked_this_step.append(node)
         node.pile, node.place = pile, len(pile)
         pile.append(node)
 
@@ -130,5 +131,5 @@ class RltFreeBlocks(BlockForest):
         assert unmarked | marked == leaves
         assert all(node.touched < self._phase for node in unmarked)
         assert all(node.touched >= self._phase for node in marked)
-        just_marked = {node for node in marked if node.touched >= self._step}
-        assert just_marked <= set(self._marked_this_step)
+        assert {node for node in marked if node.touched >= self._step} <= set(self._marked_this_step)
+        assert all(node.touched >= self._step for node in self._marked_this_step)

@@ -35,8 +35,7 @@ def slow_order(name: str, params: FairwayParams, *columns: Sequence[float]) -> l
         full_s = [max(seconds, 1e-6) for seconds in prefill_s]
         usual_s = float(np.mean(full_s))
         left_s = full_s[i] * (work[i] / (hit_tokens[i] + work[i]))
-        # The decade around the usual, in proportion, that it falls into.
-        decade = next(d for d in range(-12, 12) if left_s / usual_s < 10 ** (d + 0.5))
+        decade = next(d for d in range(-12, 12) if left_s <= 4 * usual_s * 10.0**d)
         return hit_tokens[i] / work[i] + waited_s[i] / (params.patience_multiple * (usual_s * 10.0**decade))
 
     def group(i: int) -> int:

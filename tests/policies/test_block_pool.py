@@ -1,6 +1,7 @@
 """vLLM's real block pool over each of our free lists: events, duplicates, resets, eviction by id, and live changes."""
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -8,11 +9,20 @@ import pytest
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, maybe_convert_block_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 from serve_app.policies.vllm_hooks.block_pool import EvictionName, install_eviction
-from tests.policies.scheduler_rig import BLOCK_SIZE, full_attention, make_request, prompt_of
+from tests.policies.scheduler_rig import (
+    BLOCK_SIZE,
+    ClockedScheduler,
+    Engine,
+    full_attention,
+    make_request,
+    make_scheduler,
+    prompt_of,
+)
 from tests.policies.test_vllm_hooks import sliding_window
 
 NUM_BLOCKS = 25
@@ -54,6 +64,10 @@ class Rig:
         self.check()
         return request, num_hit_tokens
 
+    def blocks_of(self, request: Any) -> list[KVCacheBlock]:
+        blocks: list[KVCacheBlock] = self.manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id]
+        return blocks
+
     def end(self, request: Any) -> None:
         self.manager.free(request)
         self.check()
@@ -83,8 +97,6 @@ class Rig:
 
 
 def external_hash(block: KVCacheBlock) -> Any:
-    from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
-
     assert block.block_hash is not None
     return maybe_convert_block_hash(get_block_hash(block.block_hash))
 
@@ -155,24 +167,46 @@ def test_duplicates_of_one_prefix_are_evicted_one_by_one_and_the_other_still_hit
 
 
 @each_eviction
+def test_reset_forgets_every_block_and_is_refused_while_a_request_runs(name: EvictionName) -> None:
+    rig, rng = Rig(name), Random(7)
+    prompt = prompt_of(rng, 4 * BLOCK_SIZE)
+    rig.serve(prompt)
+    request, _ = rig.start(prompt)
+    assert not rig.manager.reset_prefix_cache()
+    rig.check()
+    rig.end(request)
+    assert rig.manager.reset_prefix_cache()
+    rig.check()
+    assert not +rig.believed
+    assert rig.serve(prompt) == 0
+
+
+@each_eviction
 def test_partial_last_block_is_worth_nothing_and_goes_first(name: EvictionName) -> None:
     rig, rng = Rig(name), Random(2)
     request, _ = rig.start(prompt_of(rng, 2 * BLOCK_SIZE + 5))
-    partial = rig.manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id][-1]
+    partial = rig.blocks_of(request)[-1]
     assert partial.block_hash is None
     rig.end(request)
     assert rig.pool.get_new_blocks(1) == [partial]
 
 
 @each_eviction
-def test_prefix_cache_statistics_count_queries_and_hits(name: EvictionName) -> None:
-    rig, rng = Rig(name), Random(4)
-    prompt = prompt_of(rng, 5 * BLOCK_SIZE)
-    rig.serve(prompt)
-    rig.serve(prompt)
-    stats = rig.manager.make_prefix_cache_stats()
-    assert stats is not None
-    assert (stats.requests, stats.queries, stats.hits) == (2, 2 * len(prompt), 4 * BLOCK_SIZE)
+def test_prefix_cache_statistics_are_as_without_us_while_nothing_is_evicted(name: EvictionName, tmp_path: Path) -> None:
+    prompt = prompt_of(Random(4), 5 * BLOCK_SIZE)
+    found: dict[Any, list[tuple[int, int, int]]] = {}
+    for scheduler_cls in (AsyncScheduler, ClockedScheduler):
+        scheduler = make_scheduler(tmp_path, scheduler_cls, {"eviction": name, "ordering": "fcfs"})
+        engine = Engine(scheduler, max_in_flight=2)
+        found[scheduler_cls] = []
+        for number in range(2):
+            scheduler.add_request(make_request(f"r{number}", prompt, arrival_s=0.0, max_tokens=1))
+            engine.step()  # the answer, and with it vLLM's own reading of the statistics, is in flight
+            stats = scheduler.kv_cache_manager.make_prefix_cache_stats()
+            found[scheduler_cls].append((stats.requests, stats.queries, stats.hits))
+            engine.run_until_idle()
+    assert found[AsyncScheduler] == [(1, len(prompt), 0), (1, len(prompt), 4 * BLOCK_SIZE)]
+    assert found[ClockedScheduler] == found[AsyncScheduler]
 
 
 @each_eviction
@@ -180,7 +214,7 @@ def test_pinned_hit_survives_what_would_fill_the_pool(name: EvictionName) -> Non
     rig, rng = Rig(name), Random(5)
     prompt = prompt_of(rng, 6 * BLOCK_SIZE)
     request, _ = rig.start(prompt)
-    deepest = rig.manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id][5].block_id
+    deepest = rig.blocks_of(request)[5].block_id
     rig.end(request)
     rig.free.pin(deepest)
     for _ in range(10):
@@ -193,9 +227,7 @@ def test_pinned_hit_survives_what_would_fill_the_pool(name: EvictionName) -> Non
 
 @pytest.mark.parametrize("specs", [[sliding_window()], [full_attention(), sliding_window()]])
 @each_eviction
-def test_model_that_is_not_one_group_of_full_attention_is_refused(
-    specs: list[KVCacheSpec], name: EvictionName
-) -> None:
+def test_model_that_is_not_one_group_of_full_attention_is_refused(specs: list[KVCacheSpec], name: EvictionName) -> None:
     manager = make_manager(*specs)
     message = f"eviction='{name}' needs one KV cache group, of full attention, not .*SlidingWindowSpec.*'lru'"
     with pytest.raises(ValueError, match=message):
@@ -217,15 +249,18 @@ def test_eviction_changes_in_a_running_pool_without_loss(before: Any, after: Evi
     prompts = [prompt_of(rng, 5 * BLOCK_SIZE) for _ in range(4)]
     for prompt in prompts:
         rig.serve(prompt)
-    request, _ = rig.start(prompts[3][: 3 * BLOCK_SIZE] + prompt_of(rng, 20))
+    running = prompts[3][: 3 * BLOCK_SIZE] + prompt_of(rng, 20)
+    request, _ = rig.start(running)
     rig.free = install_eviction(rig.manager, after, Random(0))
     rig.check()
+    rig.free.pin(rig.blocks_of(request)[3].block_id)
     assert [rig.serve(prompt) for prompt in reversed(prompts)] == 4 * [4 * BLOCK_SIZE]
     rig.end(request)
     for _ in range(20):
         rig.free.begin_step()
         rig.serve(prompt_of(rng, 7 * BLOCK_SIZE))
     assert len(rig.removed) > 50
+    assert rig.serve(running) == 4 * BLOCK_SIZE  # what ran during the change is one chain, kept by its pinned end
 
 
 class PlainRig(Rig):

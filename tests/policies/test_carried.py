@@ -19,9 +19,9 @@ from serve_app.policies.prefill_share import running_prefill_cap
 from tests.policies.test_fairway import queue_of
 
 
-def test_sizes_within_a_decade_around_the_usual_are_one_class() -> None:
-    found = size_class_s(np.array([0.02, 0.33, 1.0, 3.1, 3.2, 40.0]), usual_s=1.0)
-    assert found.tolist() == pytest.approx([0.01, 1.0, 1.0, 1.0, 10.0, 100.0])
+def test_sizes_up_to_four_times_the_usual_are_one_class_and_decades_from_there() -> None:
+    found = size_class_s(np.array([0.03, 0.39, 0.41, 1.0, 3.9, 4.1, 41.0]), usual_s=1.0)
+    assert found.tolist() == pytest.approx([0.01, 0.1, 1.0, 1.0, 1.0, 10.0, 100.0])
 
 
 def test_like_misses_keep_their_order_and_a_decade_shorter_one_passes_once_it_has_waited_its_own_patience() -> None:
