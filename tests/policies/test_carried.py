@@ -27,8 +27,8 @@ def test_sizes_up_to_four_times_the_usual_are_one_class_and_decades_from_there()
 def test_like_misses_keep_their_order_and_a_decade_shorter_one_passes_once_it_has_waited_its_own_patience() -> None:
     params = FairwayParams(patience_multiple=2.0)
     older, younger = (0, 4_000, 3.0, 0.4, 0.0), (0, 2_000, 2.0, 0.2, 1.0)
-    for waited_s, expected in ((0.2, [0, 1, 2]), (0.4, [2, 0, 1])):
-        short = (0, 100, waited_s, 0.01, 3.0 - waited_s)
+    for waited_s, expected in ((0.19, [0, 1, 2]), (0.25, [0, 2, 1]), (0.4, [2, 0, 1])):
+        short = (0, 400, waited_s, 0.04, 3.0 - waited_s)
         order = carried_order(params, *queue_of(older, younger, short), usual_prefill_s=0.3)
         assert order.tolist() == expected
 
