@@ -6,7 +6,7 @@ from serve_app.sim.chosen import BASELINE, Policies
 
 
 def test_a_row_calls_policies_by_their_names_alone() -> None:
-    plain = {"ordering": "fairway", "eviction": "rlt", "router": "lbgr"}
+    plain = {"ordering": "fairway-carried", "eviction": "rlt", "router": "lbgr"}
     assert Policies().labels() == plain
     assert BASELINE.labels() == {"ordering": "fcfs", "eviction": "lru", "router": "round-robin"}
 
@@ -18,7 +18,7 @@ def test_what_was_changed_stands_beside_the_name_that_it_changes() -> None:
         settings={"residual_bound_s": 0.5},
     )
     assert policies.labels() == {
-        "ordering": "fairway (fast_weight=8)",
+        "ordering": "fairway-carried (fast_weight=8)",
         "eviction": "rlt (protect_waiting)",
         "router": "lbgr (affinity=16, residual_bound_s=0.5)",
     }

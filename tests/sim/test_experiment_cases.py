@@ -40,16 +40,16 @@ def test_floods_are_named_by_miss_size_rate_and_start() -> None:
 
 def test_ablation_changes_one_thing_of_fairway_at_a_time() -> None:
     cases = cases_of("ablation")
-    assert scenarios_of("ablation") == ["filing-seed0", "mixed-seed0", "6k-1.2-0"]
-    own = [case.policies for case in cases if case.scenario.name == "6k-1.2-0" and case.policies.ordering == "fairway"]
-    assert all(len(policies.engine) <= 1 for policies in own)
-    assert {field for policies in own for field in policies.engine} == {
-        "fast_weight",
-        "patience_multiple",
-        "patience_floor_s",
-    }
+    assert scenarios_of("ablation") == ["filing-seed0", "mixed-seed0", "2k-1.2-0", "6k-1.2-0", "16k-1.2-0"]
+    here = [case.policies for case in cases if case.scenario.name == "6k-1.2-0"]
+    published = [one for one in here if one.ordering == "fairway"]
+    ours = [one for one in here if one.ordering == "fairway-carried"]
+    assert all(len(policies.engine) <= 1 for policies in published)
+    numbers = {"fast_weight", "patience_multiple"}
+    assert {field for one in published for field in one.engine} == {*numbers, "patience_floor_s"}
+    assert {field for one in ours for field in one.engine} == {*numbers, "long_prefill_share", "protect_waiting"}
     defaults = EnginePolicy()
-    assert all(getattr(defaults, field) != value for one in own for field, value in one.engine.items())
+    assert all(getattr(defaults, field) != value for one in [*published, *ours] for field, value in one.engine.items())
     lanes = {ordering for ordering, _, _ in policies_of(cases, "filing-seed0")} - ORDERINGS
     assert "fairway-absolute-wait" in lanes
 
@@ -61,6 +61,16 @@ def test_six_targets_have_their_judges_in_every_dynamic_scenario(name: str) -> N
         assert {"lpm", "fcfs", "fairway"} <= {ordering for ordering, _, _ in policies_of(cases, scenario)}
 
 
+def test_long_prefill_is_held_to_five_shares_at_two_step_sizes_and_not_at_all() -> None:
+    cases = cases_of("long-prefill")
+    assert scenarios_of("long-prefill") == ["long-prefill-512", "long-prefill-2048"]
+    shares = [case.policies.engine.get("long_prefill_share") for case in cases[: len(cases) // 2]]
+    assert shares == [None, None, 0.25, 0.5, 0.75, 0.9, 1.0]
+    built = cases[0].scenario.build()
+    assert [(one.phase, len(one.prompt)) for one in built.arrivals[:2]] == [("long", 100_000), ("short", 128)]
+    assert built.cluster.engine.max_step_tokens == 512
+
+
 def test_decode_has_64_and_256_output_tokens() -> None:
     built = {case.scenario.name: case.scenario.build.args[-1] for case in cases_of("decode")}
     assert built == {"filing-out64-seed0": 64, "filing-out256-seed0": 256}
@@ -69,9 +79,9 @@ def test_decode_has_64_and_256_output_tokens() -> None:
 def test_evictions_are_compared_under_fcfs_on_one_replica() -> None:
     for name in ("evict-worst", "evict-mixed"):
         labels = {label for scenario in scenarios_of(name) for label in policies_of(cases_of(name), scenario)}
-        assert labels == {("fcfs", "lru", "round-robin"), ("fcfs", "rlt", "round-robin")}
+        assert labels == {("fcfs", name, "round-robin") for name in ("lru", "rlt", "adaptive")}
     shares = {tuple(case.scenario.build.args[1:3]) for case in cases_of("evict-worst")}
-    assert shares == set(product((0.5, 0.9), (0.5, 0.6, 0.7, 0.8, 0.9, 0.98, 1.0, 1.1)))
+    assert shares == set(product((0.5, 0.9), (0.5, 0.6, 0.8, 0.9, 0.98, 1.0)))
 
 
 def test_protection_is_on_and_off_with_all_else_alike() -> None:
@@ -108,6 +118,17 @@ def test_joint_has_each_decision_alone_each_pair_and_all_three() -> None:
     for scenario in scenarios_of("joint"):
         labels = policies_of(cases, scenario)
         assert set(product(("fcfs", "fairway"), ("lru", "rlt"), ("round-robin", "lbgr"))) <= set(labels)
+
+
+def test_defaults_are_compared_with_the_published_parts_and_with_none() -> None:
+    assert scenarios_of("defaults") == scenarios_of("joint")
+    plain = EnginePolicy()
+    assert policies_of(cases_of("defaults"), "gsp-12") == [
+        ("fcfs", "lru", "round-robin"),
+        ("fcfs", "lru", "cache-aware-0.4"),
+        ("fairway", "rlt", "lbgr"),
+        (plain.ordering, plain.eviction, "lbgr"),
+    ]
 
 
 def test_sweep_changes_one_thing_of_its_base_at_a_time() -> None:

@@ -60,7 +60,14 @@ def test_fairway_is_held_against_the_best_tail_of_those_that_starve_nobody(ours:
             ("fairway", ours, 4),
         )
     ]
+    rows = [{**row, "ttft_p50_s": 1.0} for row in rows]
     assert best_that_does_not_starve(rows) == [Target("sec-0.7/fairway/p99", ours, 8.0, is_met)]
+    own = {**place("sec-0.7", "fairway-carried"), "ttft_p50_s": 1.2, "ttft_p99_s": 7.9, "starved": 0}
+    assert as_met(best_that_does_not_starve([*rows, own])) == {
+        "sec-0.7/fairway/p99": is_met,
+        "sec-0.7/fairway-carried/p99": True,
+        "sec-0.7/fairway-carried/p50": False,  # LPM's is 1.0
+    }
 
 
 def test_nothing_is_asked_of_fairway_where_all_others_starve_somebody() -> None:
@@ -70,13 +77,15 @@ def test_nothing_is_asked_of_fairway_where_all_others_starve_somebody() -> None:
 
 def test_worst_miss_is_held_against_fcfs_and_hits_are_not_asked() -> None:
     rows = [
-        {**place("6k-1.2-0", ordering), "phase": phase, "ttft_max_s": worst_s}
-        for ordering, miss_s in (("fcfs", 20.0), ("fairway", 22.0), ("lpm", 23.0))
+        {**place("6k-1.2-0", ordering), "phase": phase, "ttft_max_s": worst_s, "ttft_p50_s": miss_s / 10}
+        for ordering, miss_s in (("fcfs", 20.0), ("fairway", 22.0), ("lpm", 23.0), ("fairway-carried", 26.0))
         for phase, worst_s in (("lead", 1.0), ("miss", miss_s), ("hit", 99.0), ("all", 99.0))
     ]
     met = as_met(worst_miss(rows))
+    worst = {"fcfs": True, "fairway": True, "lpm": False, "fairway-carried": True}
     assert met == {
-        f"6k-1.2-0/{name}/worst miss": good for name, good in (("fcfs", True), ("fairway", True), ("lpm", False))
+        **{f"6k-1.2-0/{name}/worst miss": good for name, good in worst.items()},
+        "6k-1.2-0/fairway-carried/hits' p50": False,  # 2.6 against 1.15 x 2.2
     }
 
 

@@ -15,9 +15,9 @@ from serve_app.sim.catalogue import DESCRIPTIONS
 from serve_app.sim.chosen import BASELINE, Policies
 from serve_app.sim.experiments import EXPERIMENTS, Options
 from serve_app.sim.experiments.base import RECORDED_PARTS, each, suffix
-from serve_app.sim.experiments.eviction import rlt_over_lru
+from serve_app.sim.experiments.eviction import mixed_targets, worst_targets
 from serve_app.sim.experiments.ordering import best_that_does_not_starve, six_targets, worst_miss
-from serve_app.sim.experiments.routing import default_over_all, parity
+from serve_app.sim.experiments.routing import PUBLISHED_INSIDE, default_over_all, parity
 from serve_app.sim.grid import Case
 from serve_app.sim.report import Target
 from serve_app.sim.step_time import DEVICES
@@ -39,6 +39,7 @@ ORDERINGS = {
     "absolute-wait",
     "relative-wait",
     "fairway",
+    "fairway-carried",
 }
 ROUTERS = {
     "round-robin",
@@ -52,9 +53,9 @@ ROUTERS = {
     "lbgr-published",
     "lbgr",
 }
-QUEUE = ("dynamic", "scenarios", "flood", "ablation", "weak-spot", "decode")
+QUEUE = ("dynamic", "scenarios", "flood", "ablation", "long-prefill", "weak-spot", "decode")
 EVICTION = ("evict-worst", "evict-mixed", "evict-protect")
-ROUTING = ("gsp", "chat", "longdoc", "trace", "sweep", "joint", "faults")
+ROUTING = ("gsp", "chat", "longdoc", "trace", "sweep", "joint", "defaults", "faults")
 TABLE: PrefillTable = prefill_table(DEVICES["l40"], 2_048, 4_096)
 
 each_experiment = pytest.mark.parametrize("name", EXPERIMENTS)
@@ -121,14 +122,14 @@ def test_seed_and_traces_say_which_traces_are_run(name: str) -> None:
         return {case.scenario.seed for case in EXPERIMENTS[name].cases(options)}
 
     data = None if name == "scenarios" else SOMEWHERE
-    designed = {"dynamic": 10, "evict-mixed": 5, "evict-protect": 3}.get(name, 1)
+    designed = {"dynamic": 10, "evict-worst": 5, "evict-mixed": 5, "evict-protect": 3}.get(name, 1)
     assert seeds(Options(data=data)) == set(range(designed))
     assert seeds(Options(seed=40, data=data)) == set(range(40, 40 + designed))
     assert seeds(Options(seed=40, traces=2, data=data)) == {40, 41}
     one = scenarios_of(name, Options(seed=40, traces=1, data=data))
     two = scenarios_of(name, Options(seed=40, traces=2, data=data))
     assert len(two) == 2 * len(one)
-    if name not in ("dynamic", "decode", "evict-mixed", "evict-protect", "ablation"):
+    if name not in ("dynamic", "decode", "evict-worst", "evict-mixed", "evict-protect", "ablation"):
         assert not any(scenario.endswith("-seed40") for scenario in one)
     assert all(re.search(r"-seed4[01]$", scenario) for scenario in two)
 
@@ -152,14 +153,16 @@ def test_each_pairs_every_scenario_with_every_policy() -> None:
 
 
 @pytest.mark.parametrize("name", ROUTING)
-def test_products_defaults_are_run_once_in_every_scenario_of_several_replicas(name: str) -> None:
+def test_our_router_with_the_published_parts_is_run_once_in_every_scenario_of_several_replicas(name: str) -> None:
     cases = cases_of(name)
     for scenario in scenarios_of(name):
-        assert [one.policies for one in cases if one.scenario.name == scenario].count(Policies()) == 1
+        policies = [one.policies for one in cases if one.scenario.name == scenario]
+        assert policies.count(PUBLISHED_INSIDE) == 1
+        assert policies.count(Policies()) == (name == "defaults")
 
 
 def test_every_policy_that_the_settings_know_is_run_somewhere() -> None:
-    run = [case.policies for name in ("gsp", "dynamic", "ablation") for case in cases_of(name)]
+    run = [case.policies for name in ("gsp", "dynamic", "ablation", "evict-worst") for case in cases_of(name)]
     orderings = get_args(EnginePolicy.model_fields["ordering"].annotation)
     routers = get_args(RoutingDocument.model_fields["router"].annotation)
     evictions = get_args(EnginePolicy.model_fields["eviction"].annotation)
@@ -216,7 +219,8 @@ def test_recorded_parts_have_enough_requests() -> None:
         *((name, six_targets) for name in ("dynamic", "ablation", "decode")),
         ("scenarios", best_that_does_not_starve),
         ("flood", worst_miss),
-        *((name, rlt_over_lru) for name in ("evict-worst", "evict-mixed")),
+        ("evict-worst", worst_targets),
+        ("evict-mixed", mixed_targets),
         *((name, default_over_all) for name in ("gsp", "chat", "longdoc", "trace", "joint")),
         ("faults", parity),
     ],
@@ -225,6 +229,6 @@ def test_experiments_are_judged_by_their_targets(name: str, judge: Callable[...,
     assert EXPERIMENTS[name].targets is judge
 
 
-@pytest.mark.parametrize("name", ["weak-spot", "evict-protect", "sweep"])
+@pytest.mark.parametrize("name", ["long-prefill", "weak-spot", "evict-protect", "sweep", "defaults"])
 def test_experiments_that_only_show_ask_nothing(name: str) -> None:
     assert EXPERIMENTS[name].targets([{"scenario": "any", "ordering": "fcfs", "phase": "all", "ttft_p50_s": 1.0}]) == []
