@@ -15,6 +15,7 @@ EXPERIMENTS = (
     "scenarios",
     "flood",
     "ablation",
+    "long-prefill",
     "weak-spot",
     "decode",
     "evict-worst",
@@ -26,6 +27,7 @@ EXPERIMENTS = (
     "trace",
     "sweep",
     "joint",
+    "defaults",
     "faults",
 )
 """The order of the sections; what is not named here follows by name."""
@@ -45,7 +47,7 @@ ROUTING = (
     "starved",
 )
 SHOWN_OF: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("gsp", "chat", "longdoc", "trace", "sweep", "joint", "faults"), ROUTING),
+    **dict.fromkeys(("gsp", "chat", "longdoc", "trace", "sweep", "joint", "defaults", "faults"), ROUTING),
     "decode": (*SHOWN, "tpot_p99_s", "latency_p50_s"),
 }
 """Experiments whose table has other columns than `SHOWN`."""

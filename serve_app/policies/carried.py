@@ -18,9 +18,10 @@ times as ten times that, and so on, where usual are the mean expected prefill se
 late, and a request's own are those of what it still has to compute. Within a class waiting counts alike, so requests of
 like size keep the order in which they came; ten times the work is ten times the patience.
 
-Bound: what runs until i's first token is at most max((1 + 1/fast_weight) H, V + two steps' budgets) + R tokens, where R
-is what later requests that were running when i came due still had to prefill. So nobody waits for more than a quarter
-(by default) longer than the unluckiest request of late would have waited in order of arrival. Proof: `docs/design.md`.
+Bound: what runs until i's first token is at most max((1 + 1/fast_weight) H, V + S) + S + R tokens, where S is a step's
+token budget and R what the one later request that runs in part when i comes due still has to prefill. So nobody waits
+for more than a quarter (by default) longer than the unluckiest request of late would have waited in order of arrival,
+give or take a step and a request. Proof: `docs/design.md`.
 
 The functions hold no state; the accounts and what is usual are kept by `queue_order.QueueOrder`.
 Source: ours; it keeps Fairway's terms and its fast weight. Cost: two sorts, O(n log n).
