@@ -57,9 +57,9 @@ def main(
     waiting: Annotated[str, typer.Option(help="Numbers of waiting requests.")] = "0,100,1000,10000",
     modes: Annotated[str, typer.Option(help="Kinds of steps.")] = "admits,full",
     steps: Annotated[int, typer.Option(min=20, help="Measured steps a row.")] = 500,
-    ordering: str = "fairway",
-    eviction: str = "rlt",
-    protect_waiting: bool = False,
+    ordering: str = "fairway-carried",
+    eviction: str = "adaptive",
+    protect_waiting: bool = True,
     seed: int = 0,
     profile: Annotated[bool, typer.Option(help="Print where our schedule() spends its time; slows it.")] = False,
 ) -> None:

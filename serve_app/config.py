@@ -78,9 +78,9 @@ class EnginePolicy(Settings):
     ] = "fairway-carried"
     """Order of the waiting queue: ours, Fairway as published, first come first served, longest prefix match first, or a
     baseline to compare them with (`serve_app.policies.orderings`)."""
-    eviction: Literal["rlt", "lru", "adaptive"] = "rlt"
-    """Which cached KV block goes first: a randomized leaf token, the least recently used, or now one, now the other,
-    as the better of the two would have hit lately. All but plain "lru" need one KV cache group of full attention."""
+    eviction: Literal["adaptive", "rlt", "lru"] = "adaptive"
+    """Which cached KV block goes first: a randomized leaf token, the least recently used, or a mixture of both that
+    follows the one that would have hit more lately; "rlt" and "adaptive" need one KV cache group of full attention."""
     protect_waiting: bool | None = None
     """Whether cached KV blocks that a waiting request would hit are kept until it starts, as long as others can go;
     needs a model with one KV cache group of full attention. null: yes where the model is such a one and the ordering is

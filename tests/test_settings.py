@@ -13,7 +13,7 @@ TABLE = {"device": "d", "model": "m", "dtype": "bf16", "vllm_version": "0.29.0",
 
 
 def test_defaults_are_valid() -> None:
-    assert FairwayServeConfig().engine.policy.ordering == "fairway"
+    assert FairwayServeConfig().engine.policy.ordering == "fairway-carried"
     assert ControlConfig().token is None
 
 
@@ -25,7 +25,7 @@ def test_defaults_are_valid() -> None:
         ({"router": {"routing": {"weights": {"queue": 0}}}}, r"queue\s.*greater than 0.*input_value=0"),
         ({"router": {"routing": {"router": "nearest"}}}, r"router\s.*'lbgr', 'round-robin', .* or 'lbgr-published'"),
         ({"replicas": {"min": 5, "max": 2}}, "replicas.min is 5 and replicas.max 2"),
-        ({"engine": {"policy": {"eviction": "fifo"}}}, r"eviction\s.*'rlt' or 'lru'"),
+        ({"engine": {"policy": {"eviction": "fifo"}}}, r"eviction\s.*'adaptive', 'rlt' or 'lru'"),
     ],
 )
 def test_bad_setting_names_field_value_and_bound(bad: dict[str, object], says: str) -> None:

@@ -18,6 +18,7 @@ from serve_app.deployments.middleware import FairwayMiddleware
 from serve_app.deployments.request_trace import traced_generate
 from serve_app.deployments.start_error import start_error
 from serve_app.observability.metrics import publish_emulated
+from serve_app.policies import live_names
 from serve_app.router import ray_internals
 from serve_app.router.lifecycle import LifecycleBatch
 
@@ -77,6 +78,44 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
         """What `autoscaling.ReplicasForQueuedWork` scales on; Serve asks every replica for it."""
         forwarder = getattr(self, "_forwarder", None)
         return {QUEUED_PREFILL_STAT: forwarder.queued_prefill_s if forwarder else 0.0}
+
+    async def engine_policy(self) -> dict[str, Any]:
+        """The engine's policy in force, under `policy`, and what waits; see `FairwayScheduler.policy_stats`.
+
+        Raises:
+            RuntimeError: the engine is not scheduled by `FairwayScheduler`.
+        """
+        return await self._ask_scheduler(live_names.POLICY_STATS)
+
+    async def change_engine_policy(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Set some of `config.LIVE_FIELDS` otherwise, from the engine's next step on.
+
+        Returns: as `engine_policy`, with the changes in force.
+        Raises:
+            ValueError: in one line, with each bad field's name, its value and its bound; nothing is changed then.
+            RuntimeError: the engine is not scheduled by `FairwayScheduler`.
+        """
+        return await self._ask_scheduler(live_names.CHANGE_POLICY, changes)
+
+    async def _ask_scheduler(self, utility: str, *args: Any) -> dict[str, Any]:
+        """Call a utility of the engine core, which vLLM runs between two steps."""
+        core = self.engine._engine_client.engine_core
+        try:
+            answer: dict[str, Any] = await core.call_utility_async(utility, *args)
+        except Exception as error:
+            raise _utility_error(utility, error) from None
+        return answer
+
+
+def _utility_error(utility: str, error: Exception) -> Exception:
+    """What to raise for `error`: vLLM carries only the message of what was raised inside the engine."""
+    prefix = f"Call to {utility} method failed: "
+    message = str(error)
+    if not message.startswith(prefix):
+        return error  # the engine is dead, or was asked too late
+    if "has no attribute" in message:
+        return RuntimeError("the engine has no policy of ours: its scheduler_cls is not FairwayScheduler")
+    return ValueError(message.removeprefix(prefix))
 
 
 def _broadcaster(app_name: str) -> Callable[[LifecycleBatch], Awaitable[None]]:

@@ -1,9 +1,11 @@
 """The better of LRU and RLT, whichever it is at the time: a free list behind `eviction.FreeBlocks`.
 
 Each eviction is LRU's choice with probability `share` and RLT's otherwise; `share` follows the lead of LRU over RLT in
-two shadow caches (see `shadow`). Both orders are kept over the same blocks, so the pool can follow either at any time.
-Where neither leads, half of each: where the two differ by a point, no choice is more than half a point behind. Source:
-ours; LeCaR (Vietri et al., HotStorage 2018) mixes LRU and LFU by weights that it learns from its own regret.
+two shadow caches (see `shadow`). It is 0 until LRU leads, and so is this RLT draw for draw. Both orders are kept over
+the same blocks, so the pool can follow either at any time. A mixture, as a cache shows only much later what it should
+have kept: where the two differ by a point, half of each is seldom more than half a point behind either. Source: ours;
+LeCaR (Vietri et al., "Driving cache replacement with ML-based LeCaR", HotStorage 2018) mixes LRU and LFU by weights
+that it learns from its own regret.
 
 Cost: as RLT's, and O(log leaves) a block for LRU's order; `observe` as in `shadow`.
 """
@@ -22,9 +24,9 @@ class AdaptiveFreeBlocks(RltFreeBlocks):
     """A mixture of LRU and RLT. All draws come from `rng`, so a seed and what is observed repeat them."""
 
     def __init__(self, num_blocks: int, free: Iterable[int], rng: Random, duel: Duel | None = None) -> None:
-        """Args: duel: what decides the share of LRU; None makes one for this pool."""
+        """Args: duel: what decides the share of LRU; None makes one for this pool, which draws nothing from `rng`."""
         super().__init__(num_blocks, (), rng)
-        self._duel = duel if duel is not None else Duel(num_blocks, Random(rng.getrandbits(64)))
+        self._duel = duel if duel is not None else Duel(num_blocks, Random(0))
         self._leaves = LeafHeap(self._nodes)
         self.release(free)
 
@@ -34,12 +36,14 @@ class AdaptiveFreeBlocks(RltFreeBlocks):
         return self._duel.lru_share()
 
     def observe(self, chain: Sequence[bytes]) -> None:
-        self._duel.observe(chain)
+        # An uncached block in use has no place in the shadows.
+        self._duel.observe(chain, len(self._uncached) + self._num_cached)
 
     def take(self, num: int) -> list[int]:
         taken = self._take_uncached(num)
         random, share, entries, pop_oldest = self._random, self.lru_share, self._leaves.entries, self._leaves.pop_oldest
-        for _ in range(num - len(taken)):
+        num_evicted = num - len(taken)
+        for _ in range(num_evicted):
             if share and random() < share:
                 node = pop_oldest()
             else:
@@ -67,6 +71,7 @@ class AdaptiveFreeBlocks(RltFreeBlocks):
             if last is not node:
                 home[place], last.place = last, place
         self.num_free -= num
+        self._num_cached -= num_evicted
         self._leaves.tidy()
         return taken
 

@@ -92,7 +92,8 @@ class LruFreeBlocks(BlockForest):
         taken = self._take_uncached(num)
         pop_oldest, entries = self._leaves.pop_oldest, self._leaves.entries
         next_node: Node | None = None
-        for _ in range(num - len(taken)):
+        num_evicted = num - len(taken)
+        for _ in range(num_evicted):
             node = next_node or pop_oldest()
             next_node = None
             if node is None:
@@ -112,6 +113,7 @@ class LruFreeBlocks(BlockForest):
         if next_node is not None:
             heappush(entries, next_node.touched + next_node.block)
         self.num_free -= num
+        self._num_cached -= num_evicted
         return taken
 
     def release(self, blocks: Iterable[int]) -> None:

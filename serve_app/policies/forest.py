@@ -39,6 +39,7 @@ class BlockForest(ABC):
         self._nodes = [Node(block) for block in range(num_blocks)]
         self._uncached: list[Node] = []
         """A stack: the last released goes first, as its memory is warm."""
+        self._num_cached = 0
         self._pins: dict[int, int] = {}
         self._clock = 0
         """The latest `touched`; multiples of the number of blocks, so that a block's id can be added to one."""
@@ -77,7 +78,7 @@ class BlockForest(ABC):
 
     def take_over(self, before: "BlockForest") -> None:
         """Hold what `before` holds, but its pins; called first. `before` is not changed. O(blocks)."""
-        self._clock = before._clock
+        self._clock, self._num_cached = before._clock, before._num_cached
         for node, old in zip(self._nodes, before._nodes, strict=True):
             node.cached, node.touched = old.cached, old.touched
             if old.parent is not None and before._nodes[old.parent.block] is old.parent:
@@ -112,6 +113,7 @@ class BlockForest(ABC):
             if above.pile is not None:
                 lift(above)
         node.cached = True
+        self._num_cached += 1
         if node.free:
             lift(node)
             self._touch(node)
@@ -119,7 +121,7 @@ class BlockForest(ABC):
                 self._lay(node)
 
     def cache_chain(self, blocks: Iterable[int], parent: int | None) -> None:
-        nodes = self._nodes
+        nodes, num_cached = self._nodes, 0
         above = None if parent is None else nodes[parent]
         if above is not None and not above.cached:
             above = None
@@ -130,12 +132,14 @@ class BlockForest(ABC):
                 above = nodes[block]
                 continue
             node.cached = True
+            num_cached += 1
             if above is not None:
                 node.parent = above
                 above.children += 1
                 if above.pile is not None:
                     lift(above)
             above = node
+        self._num_cached += num_cached
 
     def uncache(self, block: int) -> None:
         node = self._nodes[block]
@@ -144,6 +148,7 @@ class BlockForest(ABC):
         if node.pile is not None:
             lift(node)
         self._forget(node)
+        self._num_cached -= 1
         if (node := self._nodes[block]).free:
             self._stack([node])
 
@@ -237,6 +242,7 @@ class BlockForest(ABC):
         num_free_cached = sum(node.free and node.cached for node in nodes)
         assert num_used + len(uncached) + num_free_cached == len(nodes)
         assert self.num_free == len(uncached) + num_free_cached
+        assert self._num_cached == sum(node.cached for node in nodes)
         assert set(self._uncached) == uncached
         piles = {id(node.pile): node.pile for node in nodes if node.pile is not None}
         assert all(node.pile is pile and node.place == i for pile in piles.values() for i, node in enumerate(pile))

@@ -41,7 +41,8 @@ class RltFreeBlocks(BlockForest):
     def take(self, num: int) -> list[int]:
         taken = self._take_uncached(num)
         random, pile = self._random, self._unmarked
-        for _ in range(num - len(taken)):
+        num_evicted = num - len(taken)
+        for _ in range(num_evicted):
             if not pile:
                 self._start_phase()
                 pile = self._unmarked
@@ -66,6 +67,7 @@ class RltFreeBlocks(BlockForest):
             if last is not node:
                 pile[place], last.place = last, place
         self.num_free -= num
+        self._num_cached -= num_evicted
         return taken
 
     def release(self, blocks: Iterable[int]) -> None:

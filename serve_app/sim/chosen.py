@@ -15,7 +15,7 @@ class Policies:
 
     router: str = "lbgr"
     ordering: str = "fairway-carried"
-    eviction: str = "rlt"
+    eviction: str = "adaptive"
     engine: Mapping[str, Number] = field(default_factory=dict)
     """Other fields of `EnginePolicy`."""
     weights: Mapping[str, Number] = field(default_factory=dict)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, KVEventsConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent, KVEventBatch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -106,6 +114,8 @@ def make_scheduler(
     policy: str = "fcfs",
     prefix_caching: bool = True,
     specs: list[KVCacheSpec] | None = None,
+    lora_config: LoRAConfig | None = None,
+    kv_transfer_config: KVTransferConfig | None = None,
 ) -> AsyncScheduler:
     """A scheduler as vLLM's engine core constructs it; `directory` takes the model's config.json."""
     (directory / "config.json").write_text(json.dumps(TINY_LLAMA))
@@ -123,6 +133,8 @@ def make_scheduler(
         cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=prefix_caching),
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
         additional_config={} if fairway is None else {"fairway": fairway},
+        lora_config=lora_config,
+        kv_transfer_config=kv_transfer_config,
     )
     vllm_config.cache_config.num_gpu_blocks = num_blocks
     groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs or [full_attention()])]

@@ -111,6 +111,23 @@ def test_rlt_shadow_hits_what_a_pool_under_rlt_hits(seed: int) -> None:
     assert hits > 300
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_shadows_that_shrink_and_grow_hold_what_they_may(seed: int) -> None:
+    rng = Random(seed)
+    lru, rlt = LruShadow(40), RltShadow(40, Random(seed))
+    for _ in range(200):
+        num_blocks = rng.randint(1, 40)
+        for shadow in (lru, rlt):
+            shadow.resize(num_blocks)
+            shadow.admit(chain_of(rng.randrange(12), length=rng.randint(1, 8)))
+        assert len(lru._order) <= num_blocks
+        assert len(rlt._block_of) == sum(block_hash is not None for block_hash in rlt._hash_of) <= num_blocks
+        rlt._free.check_integrity()
+    for shadow in (lru, rlt):
+        shadow.resize(40)
+        assert [shadow.admit(chain_of("new", length=50)) for _ in range(2)] == [0, 40]
+
+
 @pytest.mark.parametrize("shadow", [LruShadow(5), RltShadow(5, Random(0))])
 def test_prompt_that_is_longer_than_the_cache_is_kept_in_part(shadow: ShadowCache) -> None:
     chain = chain_of("long", length=9)
@@ -121,18 +138,18 @@ def test_prompt_that_is_longer_than_the_cache_is_kept_in_part(shadow: ShadowCach
 
 def test_lead_stays_in_its_band_and_the_share_with_it() -> None:
     duel = Duel(POOL_BLOCKS, Random(0))
-    assert duel.lru_share() == 0.25
+    assert duel.lru_share() == 0.0
     for chain in in_turn(40, 1_000):
-        duel.observe(chain)
+        duel.observe(chain, POOL_BLOCKS)
         assert -LEAD_BOUND <= duel.lead <= LEAD_BOUND
     assert (duel.lead, duel.lru_share()) == (-LEAD_BOUND, 0.0)
     for chain in twice(14, 2_000):
-        duel.observe(chain)
+        duel.observe(chain, POOL_BLOCKS)
         assert 0.0 <= duel.lru_share() <= 1.0
         if duel.lead >= FULL_LEAD:
             break
     assert duel.lru_share() == 1.0
-    duel.observe([])
+    duel.observe([], POOL_BLOCKS)
     assert duel.lead >= FULL_LEAD
 
 
@@ -140,6 +157,9 @@ def test_each_block_of_a_chain_is_sampled_for_some_root() -> None:
     seen: list[list[bytes]] = []
 
     class Recorder:
+        def resize(self, num_blocks: int) -> None:
+            """Its size is nothing to it."""
+
         def admit(self, chain: Chain) -> int:
             seen.append(list(chain))
             return 0
@@ -147,7 +167,7 @@ def test_each_block_of_a_chain_is_sampled_for_some_root() -> None:
     duel = Duel(POOL_BLOCKS, Random(0), sample_every=4)
     duel._lru = Recorder()
     for first_byte in range(4):
-        duel.observe([bytes([first_byte]), b"b", b"c", b"d", b"e", b"f"])
+        duel.observe([bytes([first_byte]), b"b", b"c", b"d", b"e", b"f"], POOL_BLOCKS)
     assert seen == [[b"\x00", b"e"], [b"b", b"f"], [b"c"], [b"d"]]
 
 
@@ -179,6 +199,29 @@ def test_adaptive_beats_both_where_first_one_and_then_the_other_is_better() -> N
     lru = num_hit(LruFreeBlocks(POOL_BLOCKS, range(POOL_BLOCKS)), iter(chains))
     rlt = num_hit(RltFreeBlocks(POOL_BLOCKS, range(POOL_BLOCKS), Random(0)), iter(chains))
     assert num_hit(adaptive(POOL_BLOCKS), iter(chains)) > max(lru, rlt)
+
+
+def test_adaptive_equals_rlt_while_lru_does_not_lead() -> None:
+    chains = list(in_turn(36, 400))
+    rlt = Cache(RltFreeBlocks(POOL_BLOCKS, range(POOL_BLOCKS), Random(3)))
+    ours = Cache(adaptive(POOL_BLOCKS, seed=3))
+    assert [ours.admit(chain) for chain in chains] == [rlt.admit(chain) for chain in chains]
+
+
+def test_partial_blocks_of_running_requests_are_no_room_for_the_shadows() -> None:
+    sizes: list[int] = []
+
+    class Recorder(Duel):
+        def observe(self, chain: Chain, num_cache_blocks: int) -> None:
+            sizes.append(num_cache_blocks)
+
+    free = AdaptiveFreeBlocks(20, range(20), Random(0), Recorder(20, Random(0)))
+    used = free.take(8)
+    free.cache_chain(used[:5], None)
+    free.observe([b"a"])
+    free.release(used[6:])
+    free.observe([b"b"])
+    assert sizes == [17, 19]
 
 
 def test_adaptive_hits_repeat_for_a_seed_and_differ_for_another() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.engine.core import EngineCore
 
 from serve_app.policies.vllm_hooks import live
 from tests.policies.scheduler_rig import (
@@ -25,7 +26,8 @@ def steps_to_first_token(directory: Path, fairway: dict[str, Any]) -> dict[str, 
         directory, ClockedScheduler, fairway, num_blocks=1_000, max_num_batched_tokens=128, max_model_len=8_192
     )
     engine, rng = Engine(scheduler), random.Random(1)
-    came, took = {}, {}
+    came: dict[str, int] = {}
+    took: dict[str, int] = {}
     for step in range(200):
         name = "long" if step == 0 else f"short{step}"
         if step == 0 or (step % 2 and step < 40):
@@ -193,7 +195,7 @@ def test_change_that_the_model_does_not_fit_is_refused_and_changes_nothing(tmp_p
 def test_engine_core_finds_both_utilities_by_name(tmp_path: Path) -> None:
     scheduler = make_scheduler(tmp_path, ClockedScheduler)
 
-    class Core(live.EngineCore):  # type: ignore[misc]  # vLLM is untyped here
+    class Core(EngineCore):  # type: ignore[misc]  # vLLM is untyped here
         def __init__(self) -> None:
             self.scheduler = scheduler
 

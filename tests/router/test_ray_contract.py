@@ -57,8 +57,10 @@ def test_private_method_takes_what_we_pass(owner: str, method: str, parameters: 
         ("VLLMEngine", "self._prompt_token_store"),
         ("VLLMEngine", "self._prompt_token_zmq_advertised_endpoint"),
         ("VLLMEngine", "self._routing_stats"),
+        ("VLLMEngine", "self._engine_client"),
         ("LLMServer", "_default_engine_cls"),
         ("LLMServer", "self._llm_config"),
+        ("LLMServer", "self.engine"),
     ],
 )
 def test_private_attribute_is_still_used_by_its_class(owner: str, text: str) -> None:

@@ -6,7 +6,7 @@ from serve_app.sim.chosen import BASELINE, Policies
 
 
 def test_a_row_calls_policies_by_their_names_alone() -> None:
-    plain = {"ordering": "fairway-carried", "eviction": "rlt", "router": "lbgr"}
+    plain = {"ordering": "fairway-carried", "eviction": "adaptive", "router": "lbgr"}
     assert Policies().labels() == plain
     assert BASELINE.labels() == {"ordering": "fcfs", "eviction": "lru", "router": "round-robin"}
 
@@ -19,7 +19,7 @@ def test_what_was_changed_stands_beside_the_name_that_it_changes() -> None:
     )
     assert policies.labels() == {
         "ordering": "fairway-carried (fast_weight=8)",
-        "eviction": "rlt (protect_waiting)",
+        "eviction": "adaptive (protect_waiting)",
         "router": "lbgr (affinity=16, residual_bound_s=0.5)",
     }
 

@@ -1,7 +1,7 @@
 """Reading and changing the policy of a running engine, from the process in front of it.
 
-vLLM's engine core runs utilities by name, between two steps: a method of `EngineCore`. Ours are attached when this
-module is imported, which the core does with the scheduler. In front of it:
+vLLM's engine core runs utilities by name, between two steps: a method of `EngineCore`. Ours are attached when
+the scheduler is made. In front of it:
 
     await client.engine_core.call_utility_async("fairway_change_policy", {"fast_weight": 8.0})
 """
@@ -10,7 +10,9 @@ from typing import Any
 
 from vllm.v1.engine.core import EngineCore
 
-CHANGE_POLICY, POLICY_STATS = "fairway_change_policy", "fairway_policy_stats"
+from serve_app.policies.live_names import CHANGE_POLICY, POLICY_STATS
+
+__all__ = ["CHANGE_POLICY", "POLICY_STATS", "attach"]
 
 
 def fairway_change_policy(core: EngineCore, changes: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -81,6 +82,7 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
 
     def policy_stats(self) -> dict[str, Any]:
         """The policy in force and what it has to do with at the moment."""
+        self._sync()
         table = self._requests.table
         waiting = table.waiting_rows()
         return {
@@ -95,7 +97,8 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         if self._eviction is not None:
             self._eviction.begin_step()
         may_admit = self._may_admit()
-        if may_admit and self.skipped_waiting:
+        # Also while nobody may start: a request without a row loses its account.
+        if self.skipped_waiting:
             self._take_back_ready_requests()
         is_ordered = self._needs_order()
         if is_ordered:
@@ -186,7 +189,11 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         if self.engine_policy.is_carried and not fits.all():
             by_index = np.empty(len(rows), dtype=np.bool_)
             by_index[order] = fits
-            order = fitting_first(order, by_index, self._order.is_due(table, rows))
+            # Nobody passes one of a higher priority.
+            priority = table.priority[rows[order]]
+            end = int(np.searchsorted(priority, priority[np.argmin(fits)], side="right"))
+            first = fitting_first(order[:end], by_index, self._order.is_due(table, rows))
+            order = np.concatenate([first, order[end:]])
             fits = by_index[order]
         requests = table.requests
         self.waiting.reorder([requests[row] for row in rows[order].tolist()])
@@ -226,7 +233,10 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         prefilling = np.array(self._requests.prefilling_rows(), dtype=np.int64)
         if not len(prefilling) or self._order.is_due(table, prefilling).any():
             return None
-        rows = (table.row_of[request.request_id] for request in self.waiting)
+        # None is held for one of a lower priority.
+        highest = table.priority[prefilling].min()
+        waiting = (table.row_of[request.request_id] for request in self.waiting)
+        rows = takewhile(lambda row: table.priority[row] <= highest, waiting)
         return running_prefill_cap(
             share,
             self.max_num_scheduled_tokens,
