@@ -153,12 +153,13 @@ def test_lead_stays_in_its_band_and_the_share_with_it() -> None:
     assert duel.lead >= FULL_LEAD
 
 
-def test_each_block_of_a_chain_is_sampled_for_some_root() -> None:
+def test_each_block_of_a_chain_is_sampled_for_some_root_into_a_quarter_of_the_pool() -> None:
     seen: list[list[bytes]] = []
+    sizes: list[int] = []
 
     class Recorder:
         def resize(self, num_blocks: int) -> None:
-            """Its size is nothing to it."""
+            sizes.append(num_blocks)
 
         def admit(self, chain: Chain) -> int:
             seen.append(list(chain))
@@ -169,6 +170,7 @@ def test_each_block_of_a_chain_is_sampled_for_some_root() -> None:
     for first_byte in range(4):
         duel.observe([bytes([first_byte]), b"b", b"c", b"d", b"e", b"f"], POOL_BLOCKS)
     assert seen == [[b"\x00", b"e"], [b"b", b"f"], [b"c"], [b"d"]]
+    assert sizes == [POOL_BLOCKS // 4] * 4
 
 
 def test_adaptive_follows_rlt_where_chains_are_asked_for_in_turn() -> None:

@@ -41,6 +41,7 @@ CASES: dict[str, tuple[type[ClockedScheduler], dict[str, Any], dict[str, Any]]] 
     "carried-lru": (ClockedScheduler, {"eviction": "lru", "long_prefill_share": 0.25}, {}),
     "carried-rlt-priority": (ClockedScheduler, {}, {"policy": "priority"}),
     "fairway-lru": (ClockedScheduler, {"ordering": "fairway", "eviction": "lru"}, {}),
+    "fairway-adaptive": (ClockedScheduler, {"eviction": "adaptive"}, {}),
     "fcfs-rlt": (ClockedScheduler, {"ordering": "fcfs", "eviction": "rlt"}, {}),
     "lpm-lru": (ClockedScheduler, {"ordering": "lpm", "eviction": "lru"}, {}),
     "fairway-rlt-priority": (ClockedScheduler, {}, {"policy": "priority"}),

@@ -63,11 +63,12 @@ def test_six_targets_have_their_judges_in_every_dynamic_scenario(name: str) -> N
 
 def test_long_prefill_is_held_to_five_shares_at_two_step_sizes_and_not_at_all() -> None:
     cases = cases_of("long-prefill")
-    assert scenarios_of("long-prefill") == ["long-prefill-512", "long-prefill-2048"]
-    shares = [case.policies.engine.get("long_prefill_share") for case in cases[: len(cases) // 2]]
+    names = ["steps-512-shorts-32", "steps-512-shorts-128", "steps-2048-shorts-32", "steps-2048-shorts-128"]
+    assert scenarios_of("long-prefill") == names
+    shares = [case.policies.engine.get("long_prefill_share") for case in cases[: len(cases) // 4]]
     assert shares == [None, None, 0.25, 0.5, 0.75, 0.9, 1.0]
     built = cases[0].scenario.build()
-    assert [(one.phase, len(one.prompt)) for one in built.arrivals[:2]] == [("long", 100_000), ("short", 128)]
+    assert [(one.phase, len(one.prompt)) for one in built.arrivals[:2]] == [("long", 100_000), ("short", 32)]
     assert built.cluster.engine.max_step_tokens == 512
 
 

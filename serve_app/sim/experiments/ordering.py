@@ -213,16 +213,19 @@ def weak_spot_cases(options: Options) -> list[Case]:
     return each(scenarios, ALL_ORDERINGS)
 
 
-LONG_STEP_TOKENS = (512, 2_048)
+LONG_STEP_TOKENS, SHORT_PROMPT_TOKENS = (512, 2_048), (32, 128)
 
 
 def long_prefill_cases(options: Options) -> list[Case]:
     scenarios = [
         Scenario(
-            f"long-prefill-{step_tokens}{suffix(options, seed)}", partial(build_long_prefill, step_tokens, seed), seed
+            f"steps-{step_tokens}-shorts-{short_tokens}{suffix(options, seed)}",
+            partial(build_long_prefill, step_tokens, short_tokens, seed),
+            seed,
         )
         for seed in options.seeds(1)
         for step_tokens in LONG_STEP_TOKENS
+        for short_tokens in SHORT_PROMPT_TOKENS
     ]
     shares = (0.25, 0.5, 0.75, 0.9, 1.0)
     return each(
@@ -293,7 +296,11 @@ EXPERIMENTS = tuple(
             "long-prefill",
             long_prefill_cases,
             lambda rows: [],
-            {"max_step_tokens": LONG_STEP_TOKENS, "kv_cache": "what fits beside the weights"},
+            {
+                "max_step_tokens": LONG_STEP_TOKENS,
+                "short_prompt_tokens": SHORT_PROMPT_TOKENS,
+                "kv_cache": "what fits beside the weights",
+            },
         ),
         (
             "weak-spot",

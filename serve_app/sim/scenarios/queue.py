@@ -65,17 +65,17 @@ def build_flood(miss_tokens: int, rate: float, start: float, seed: int) -> Built
     return Built(flood(chosen, np.random.default_rng(seed)), cluster)
 
 
-LONG_PROMPT_TOKENS, SHORT_PROMPT_TOKENS, SHORTS_PER_S = 100_000, 128, 10.0
+LONG_PROMPT_TOKENS, SHORTS_PER_S = 100_000, 10.0
 
 
-def build_long_prefill(step_tokens: int, seed: int) -> Built:
+def build_long_prefill(step_tokens: int, short_tokens: int, seed: int) -> Built:
     """One prompt of 100,000 tokens, and a short one every 100 ms until it would be done alone."""
     rng = np.random.default_rng(seed)
     cluster = one_engine(DEVICE)
     cluster = replace(cluster, engine=replace(cluster.engine, max_step_tokens=step_tokens))
     alone_s = prefill_time_s(DEVICES[DEVICE], LONG_PROMPT_TOKENS, step_tokens)
     shorts = [
-        Arrival((n + 1) / SHORTS_PER_S, f"short-{n}", draw_tokens(SHORT_PROMPT_TOKENS, rng), 1, "short")
+        Arrival((n + 1) / SHORTS_PER_S, f"short-{n}", draw_tokens(short_tokens, rng), 1, "short")
         for n in range(int(alone_s * SHORTS_PER_S))
     ]
     return Built([Arrival(0.0, "long", draw_tokens(LONG_PROMPT_TOKENS, rng), 1, "long"), *shorts], cluster)
