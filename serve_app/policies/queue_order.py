@@ -60,8 +60,11 @@ class QueueOrder:
             self._num_prompts += 1
             self._usual_prefill_s += (seconds - self._usual_prefill_s) * max(1 / self._num_prompts, USUAL_WEIGHT)
         rows = table.waiting_rows()
-        ahead = ahead_tokens(_todo_tokens(table, rows), self._in_order(table, rows), running_tokens)
-        of_new = ahead[np.isin(rows, new)]
+        todo = _todo_tokens(table, rows)
+        if len(rows) == 1:
+            of_new = todo + running_tokens
+        else:
+            of_new = ahead_tokens(todo, self._in_order(table, rows), running_tokens)[np.isin(rows, new)]
         longest = self._longest_wait.note(float(of_new.max()), now_s)
         table.allowance_tokens[new] = allowance_tokens(self.policy.fast_weight, of_new, longest, self._step_tokens)
 

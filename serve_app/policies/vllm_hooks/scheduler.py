@@ -96,6 +96,20 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if self._eviction is not None:
             self._eviction.begin_step()
+        if self._step_clock.is_learning:
+            self._step_clock.begins(self._now_s(), is_idle=not self.requests)
+        if self.waiting or self.skipped_waiting or self._requests.table.row_of:
+            output = self._schedule_in_order(throttle_prefills)
+        else:
+            output = super().schedule(throttle_prefills)
+        if self._step_clock.is_learning:
+            self._step_clock.scheduled(output)
+        if self._eviction is not None:
+            for new in output.scheduled_new_reqs:
+                self._eviction.observe(self.requests[new.req_id].block_hashes)
+        return output
+
+    def _schedule_in_order(self, throttle_prefills: bool) -> SchedulerOutput:
         may_admit = self._may_admit()
         # Also while nobody may start: a request without a row loses its account.
         if self.skipped_waiting:
@@ -108,10 +122,8 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         if is_ordered and may_admit and self.waiting:
             front_fits = self._reorder_waiting()
             cap_tokens = self._running_prefill_cap() if front_fits else None
-        self._step_clock.begins(self._now_s(), is_idle=not self.requests)
         with self._capped(cap_tokens):
             output = super().schedule(throttle_prefills)
-        self._step_clock.scheduled(output)
         self._account_for(output)
         return output
 
@@ -184,6 +196,8 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
         """Put the waiting queue into order. Returns: whether its front fits into the free blocks."""
         table = self._requests.table
         rows = table.waiting_rows()
+        if len(rows) == 1:
+            return bool(self._fits(rows)[0])
         order = self._waiting_order(rows)
         fits = self._fits(rows[order])
         if self.engine_policy.is_carried and not fits.all():
@@ -268,9 +282,6 @@ class FairwayScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped
             ]
             if ran:
                 self._order.charge(self._requests.table, ran)
-        if self._eviction is not None:
-            for new in output.scheduled_new_reqs:
-                self._eviction.observe(self.requests[new.req_id].block_hashes)
 
 
 def is_prefilling_now(request: Request, num_tokens: int) -> bool:
