@@ -4,7 +4,9 @@ Usable alone in an existing Ray Serve LLM application as `server_cls`; without a
 life-cycle events find nobody and are dropped.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -17,12 +19,13 @@ from serve_app.deployments.event_forwarder import EventForwarder
 from serve_app.deployments.middleware import FairwayMiddleware
 from serve_app.deployments.request_trace import traced_generate
 from serve_app.deployments.start_error import start_error
-from serve_app.observability.metrics import publish_emulated
+from serve_app.observability.metrics import EngineMetrics, publish_emulated
 from serve_app.policies import live_names
 from serve_app.router import ray_internals
 from serve_app.router.lifecycle import LifecycleBatch
 
 BROADCAST_TIMEOUT_S = 3.0
+ENGINE_METRICS_PERIOD_S = 5.0
 WARM_UP_PROMPT = list(range(1, 9))
 """Token ids that every vocabulary has, too few to fill a KV block."""
 
@@ -72,12 +75,21 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
             app, FairwayMiddleware, replica_id=context.replica_id.unique_id, forwarder=self._forwarder
         )
         publish_emulated(context.replica_id.unique_id, emulated=is_emulated(self._llm_config.engine_kwargs))
+        metrics = EngineMetrics(context.replica_id.unique_id)
+        self._metrics_task = asyncio.get_running_loop().create_task(self._publish_engine(metrics))
         return app
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What `autoscaling.ReplicasForQueuedWork` scales on; Serve asks every replica for it."""
         forwarder = getattr(self, "_forwarder", None)
         return {QUEUED_PREFILL_STAT: forwarder.queued_prefill_s if forwarder else 0.0}
+
+    async def _publish_engine(self, metrics: EngineMetrics) -> None:
+        """Ask the engine every few seconds for as long as it answers; a dead one is Serve's to find and replace."""
+        with suppress(Exception):
+            while True:
+                metrics.publish(await self.engine_policy())
+                await asyncio.sleep(ENGINE_METRICS_PERIOD_S)
 
     async def engine_policy(self) -> dict[str, Any]:
         """The engine's policy in force, under `policy`, and what waits; see `FairwayScheduler.policy_stats`.

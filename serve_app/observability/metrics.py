@@ -26,7 +26,17 @@ class Metric:
 
 
 EMULATED = Metric("fairway_emulated", "gauge", "1 where the replica's GPU is emulated, else 0.", ("replica",))
-"""The one metric that a replica publishes of itself; the ingress publishes all others."""
+ENGINE: tuple[Metric, ...] = (
+    Metric("fairway_engine_due_requests", "gauge", "Waiting requests that may be overtaken no further.", ("replica",)),
+    Metric("fairway_engine_waiting_tokens", "gauge", "What waiting requests still have to compute.", ("replica",)),
+    Metric(
+        "fairway_engine_left_to_vllm_requests_total",
+        "counter",
+        "Requests that waited for a grammar, remote KV or input, in vLLM's own order.",
+        ("replica",),
+    ),
+)
+"""With `EMULATED`, what a replica publishes of itself; the ingress publishes all others."""
 
 METRICS: tuple[Metric, ...] = (
     Metric("fairway_decisions_total", "counter", "Routing decisions, by the rule in force when counted.", ("router",)),
@@ -59,6 +69,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("fairway_explicit_error_seconds", "gauge", "Mean absolute error of the explicit terms alone."),
     Metric("fairway_weights_version", "gauge", "Version of the routing document in force."),
     EMULATED,
+    *ENGINE,
 )
 
 VLLM_METRICS: Mapping[str, str] = {
@@ -196,6 +207,26 @@ class RoutingMetrics:
 def publish_emulated(replica_id: str, *, emulated: bool, instrument: Callable[[Metric], Any] | None = None) -> None:
     """Say once, in the replica's own process, whether its GPU is emulated; `instrument` as for `RoutingMetrics`."""
     (instrument or _exported)(EMULATED).set(float(emulated), tags={"replica": replica_id})
+
+
+class EngineMetrics:
+    """Publishes what one replica's engine says of its waiting queue, in the replica's own process."""
+
+    def __init__(self, replica_id: str, instrument: Callable[[Metric], Any] | None = None) -> None:
+        """`instrument` as for `RoutingMetrics`."""
+        self._due, self._tokens, self._left = map(instrument or _exported, ENGINE)
+        self._labels = {"replica": replica_id}
+        self._num_left = 0
+
+    def publish(self, stats: Mapping[str, Any]) -> None:
+        """`stats`: of `FairwayScheduler.policy_stats`; an engine that started anew counts from 0."""
+        self._due.set(float(stats["num_due"]), tags=self._labels)
+        self._tokens.set(float(stats["waiting_todo_tokens"]), tags=self._labels)
+        num_left = stats["num_left_to_vllm"]
+        increase = num_left - self._num_left if num_left >= self._num_left else num_left
+        self._num_left = num_left
+        if increase > 0:
+            self._left.inc(increase, tags=self._labels)
 
 
 def _exported(metric: Metric) -> Any:

@@ -44,7 +44,7 @@ def main() -> None:
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_metrics_report_interval_ms="500")
     import ray
 
-    from serve_app.observability.metrics import RoutingMetrics, publish_emulated
+    from serve_app.observability.metrics import EngineMetrics, RoutingMetrics, publish_emulated
 
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -61,6 +61,9 @@ def main() -> None:
     )
     try:
         publish_emulated("a", emulated=True)
+        engine = EngineMetrics("a")
+        for num_left in (2, 5, 1):  # the last is of an engine that started anew
+            engine.publish({"num_due": 1, "waiting_todo_tokens": 700, "num_left_to_vllm": num_left})
         metrics = RoutingMetrics()
         metrics.publish(ingress_snapshot(with_everything_counted(routed_state(6))))
         metrics.publish(ingress_snapshot(with_everything_counted(routed_state(8)), router="round-robin"))

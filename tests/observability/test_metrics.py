@@ -9,9 +9,11 @@ import pytest
 
 from serve_app.observability.metrics import (
     EMULATED,
+    ENGINE,
     METRICS,
     SERVE_METRICS,
     VLLM_METRICS,
+    EngineMetrics,
     Metric,
     RoutingMetrics,
     counter_readings,
@@ -73,7 +75,9 @@ def test_every_name_follows_prometheus_conventions() -> None:
 def test_a_real_snapshot_gives_every_metric_of_an_ingress_with_its_labels() -> None:
     snapshot = ingress_snapshot(routed_state())
     readings = [*counter_readings(snapshot), *gauge_readings(snapshot)]
-    assert {name for name, _, _ in readings} == {one.name for one in METRICS} - {EMULATED.name}
+    assert {name for name, _, _ in readings} == {one.name for one in METRICS} - {
+        one.name for one in (EMULATED, *ENGINE)
+    }
     labels = {one.name: one.labels for one in METRICS}
     assert all(tuple(given) == labels[name] for name, given, _ in readings)
 
@@ -137,6 +141,19 @@ def test_a_replica_says_whether_it_is_emulated(emulated: bool, value: float) -> 
     instrument = FakeInstrument(EMULATED)
     publish_emulated("a", emulated=emulated, instrument=lambda metric: instrument)
     assert instrument.values == {(("replica", "a"),): value}
+
+
+def test_a_replica_publishes_its_engines_queue_and_counts_an_engine_that_started_anew_from_zero() -> None:
+    instruments = {metric.name: FakeInstrument(metric) for metric in ENGINE}
+    metrics = EngineMetrics("a", instrument=lambda metric: instruments[metric.name])
+    for num_due, num_left in ((3, 2), (0, 5), (1, 1)):
+        metrics.publish({"num_due": num_due, "waiting_todo_tokens": 700, "num_left_to_vllm": num_left})
+    values = {name: instrument.values[(("replica", "a"),)] for name, instrument in instruments.items()}
+    assert values == {
+        "fairway_engine_due_requests": 1.0,
+        "fairway_engine_waiting_tokens": 700.0,
+        "fairway_engine_left_to_vllm_requests_total": 6,
+    }
 
 
 def test_vllm_and_serve_still_make_the_metrics_that_we_read() -> None:

@@ -21,4 +21,6 @@ def test_ray_exports_every_metric_of_the_table() -> None:
     assert kinds == {f"ray_{one.name}": one.kind for one in METRICS}
     samples = re.findall(r'^ray_fairway_decisions_total\{.*router="([\w-]+)".*\} ([\d.]+)$', run.stdout, re.MULTILINE)
     assert re.search(r'^ray_fairway_emulated\{.*replica="a".*\} 1.0$', run.stdout, re.MULTILINE)
+    of_engine = r'^ray_fairway_engine_left_to_vllm_requests_total\{.*replica="a".*\} 6.0$'
+    assert re.search(of_engine, run.stdout, re.MULTILINE)
     assert {router: float(value) for router, value in samples} == {"lbgr": 6.0, "round-robin": 2.0}
