@@ -117,7 +117,7 @@ def _parameters(
         **experiment.parameters,
         "runs": len(outcomes),
         "requests": sum(len(outcome.columns) for outcome in outcomes),
-        "cpu_s": round(sum(outcome.cpu_s for outcome in outcomes), 1),
+        "cpu_s": round(sum(outcome.cpu_s for outcome in outcomes), 3),
     }
 
 

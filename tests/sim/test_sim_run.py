@@ -267,7 +267,9 @@ def test_nothing_of_a_dead_replica_is_heard_however_late_its_news() -> None:
 
 def test_requests_wait_while_no_replica_is_there() -> None:
     cluster = Cluster(PARAMS, 1, faults=(Fault(0.1, 0, "restart", for_s=9.9),))
-    simulation = run_of(cluster, Policies(), [arrival("cut", 0.0, list(range(250))), arrival("later", 5.0, [1, 2, 3])])
+    simulation = run_of(
+        cluster, Policies(ordering="fairway"), [arrival("cut", 0.0, list(range(250))), arrival("later", 5.0, [1, 2, 3])]
+    )
     # Three steps from 10 s on, the last of them with both.
     assert times(simulation) == {"cut": (10.283, 10.283), "later": (5.283, 5.283)}
 
