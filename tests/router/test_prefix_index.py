@@ -1,6 +1,8 @@
 """The prefix index against a slow reference, and against a real block pool that evicts and keeps duplicates."""
 
+import gc
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -141,6 +143,30 @@ def test_index_follows_a_real_block_pool_with_duplicates_and_evictions(seed: int
             assert index.hit_blocks([block_key(h) for h in one.block_hashes]).get("a", 0) == expected
     index.check_integrity()
     assert num_duplicated > 100
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "blocks_an_event", "shared", "expects"),
+    [(1, 256, False, False), (10, 1, True, False), (10, 256, True, True), (100, 16, True, False), (4, 64, False, True)],
+)
+def test_estimated_memory_is_right_within_a_quarter(
+    num_replicas: int, blocks_an_event: int, shared: bool, expects: bool
+) -> None:
+    rng = random.Random(0)
+    gc.collect()
+    tracemalloc.start()
+    index = PrefixIndex(1_000_000)
+    for number in range(60_000 // blocks_an_event):
+        name = f"replica-{number % num_replicas}"
+        start = rng.randrange(20_000) if shared else number * blocks_an_event
+        index.stored(name, keys(*range(start, start + blocks_an_event)))
+        if expects and number % 4 == 0:
+            index.expect(name, str(number), keys(*range(start + 10**6, start + 10**6 + blocks_an_event)), 0.0)
+    gc.collect()
+    used_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert index.num_entries > 20_000
+    assert index.bytes_estimated() == pytest.approx(used_bytes, rel=0.25)
 
 
 def test_cap_below_one_is_refused() -> None:
