@@ -1,6 +1,13 @@
-"""Block keys equal what real engines publish, whichever way they publish it."""
+"""Block keys equal what real engines publish, whichever way they publish it, and vLLM's own hasher computes."""
 
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm import envs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -13,6 +20,33 @@ from serve_app.router.block_hashes import BlockHasher, block_key, seed_fingerpri
 
 BLOCK = 16
 TOKENS = [(7 * i) % 50_000 for i in range(100)]
+
+
+EDGES = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32, 2**40, -1, -129, -(2**31), -(2**31) - 1]
+"""Where pickle begins to write an integer another way, and what is no token id at all."""
+TOKEN_IDS = st.one_of(st.integers(0, 150_000), st.integers(0, 300), st.integers(0, 2**31 - 1))
+
+
+def vllm_hashes(
+    token_ids: Sequence[int], block_size_tokens: int, cache_salt: str | None = None, lora_name: str | None = None
+) -> list[bytes]:
+    """By vLLM's own hasher, of what it reads of a request."""
+    init_none_hash(sha256)
+    request = SimpleNamespace(
+        all_token_ids=token_ids,
+        num_tokens=len(token_ids),
+        cache_salt=cache_salt,
+        lora_request=SimpleNamespace(lora_name=lora_name) if lora_name else None,
+        mm_features=(),
+        prompt_embeds=None,
+        block_hashes=[],
+    )
+    hashes: list[bytes] = get_request_block_hasher(block_size_tokens, sha256)(request)
+    return hashes
+
+
+def vllm_keys(token_ids: Sequence[int], block_size_tokens: int, *extra: str | None) -> tuple[bytes, ...]:
+    return tuple(one[-8:] for one in vllm_hashes(token_ids, block_size_tokens, *extra))
 
 
 def vllm_request(token_ids: list[int], cache_salt: str | None = None, lora_name: str | None = None) -> Request:
@@ -80,6 +114,64 @@ def test_fingerprint_leaves_the_root_of_vllm_alone(monkeypatch: pytest.MonkeyPat
     assert hasher.hashes(TOKENS) == keys
 
 
+@given(
+    token_ids=st.lists(TOKEN_IDS, max_size=600),
+    block_size_tokens=st.integers(1, 40),
+    cache_salt=st.one_of(st.none(), st.text(max_size=300)),
+    lora_name=st.one_of(st.none(), st.text(max_size=300)),
+)
+def test_hashes_of_any_prompt_are_those_of_vllms_hasher(
+    token_ids: list[int], block_size_tokens: int, cache_salt: str | None, lora_name: str | None
+) -> None:
+    hasher = BlockHasher(block_size_tokens)
+    whole = vllm_hashes(token_ids, block_size_tokens, cache_salt, lora_name)
+    assert hasher.whole_hashes(token_ids, cache_salt, lora_name) == whole
+    for _ in range(2):  # the second time by the memo
+        assert hasher.hashes(token_ids, cache_salt, lora_name) == tuple(one[-8:] for one in whole)
+
+
+@given(st.lists(st.one_of(st.sampled_from(EDGES), st.integers(), st.booleans()), max_size=300), st.integers(1, 20))
+def test_integers_of_every_width_hash_as_in_vllm(token_ids: list[int], block_size_tokens: int) -> None:
+    assert BlockHasher(block_size_tokens).whole_hashes(token_ids) == vllm_hashes(token_ids, block_size_tokens)
+
+
+@pytest.mark.parametrize("block_size_tokens", [1, 3, 4, 16, 32, 128, 784, 4_096, 16_384])
+def test_long_prompts_hash_as_in_vllm_at_every_block_size(block_size_tokens: int) -> None:
+    rng = random.Random(block_size_tokens)
+    hasher = BlockHasher(block_size_tokens)
+    for vocabulary in (200, 40_000, 150_000, 2**31):
+        token_ids = [rng.randrange(vocabulary) for _ in range(33_000)]
+        keys = vllm_keys(token_ids, block_size_tokens, "salt", "lora")
+        assert hasher.hashes(token_ids, "salt", "lora") == hasher.hashes(token_ids, "salt", "lora") == keys
+
+
+def test_remembered_prefix_gives_the_same_keys_to_every_prompt_that_shares_it() -> None:
+    rng, hasher = random.Random(0), BlockHasher(BLOCK, memo_runs=40)
+    documents = [[rng.randrange(150_000) for _ in range(2_000)] for _ in range(4)]
+    for _ in range(60):
+        prompt = rng.choice(documents)[: rng.randrange(2_001)] + [rng.randrange(99) for _ in range(rng.randrange(900))]
+        extra = rng.choice([(None, None), ("salt", None), ("other", None), (None, "lora"), ("salt", "lora")])
+        assert hasher.hashes(prompt, *extra) == vllm_keys(prompt, BLOCK, *extra)
+        assert hasher.num_remembered <= 40
+    assert hasher.num_remembered == 40
+
+
+def test_memo_forgets_the_least_recently_used_run_and_none_remembers_nothing() -> None:
+    hasher, none = BlockHasher(BLOCK, memo_runs=2), BlockHasher(BLOCK, memo_runs=0)
+    run = BLOCK * 32
+    for first in (1, 2, 1, 3):
+        assert hasher.hashes([first] * run) == none.hashes([first] * run) == vllm_keys([first] * run, BLOCK)
+    assert [key.packed[0] for key in hasher._memo] == [1, 3]
+    assert none.num_remembered == 0
+
+
+def test_numpy_integers_never_get_into_the_memo_of_python_integers() -> None:
+    hasher, run = BlockHasher(BLOCK), [7] * (BLOCK * 32)
+    assert hasher.whole_hashes(list(np.array(run))) == vllm_hashes(list(np.array(run)), BLOCK)
+    hasher.hashes(list(np.array(run)))
+    assert hasher.hashes(run) == vllm_keys(run, BLOCK)
+
+
 @pytest.mark.parametrize("bad", [-1, 2**64, b"", b"1234567"])
 def test_key_of_something_else_is_refused(bad: bytes | int) -> None:
     with pytest.raises(ValueError, match="block hash must"):
@@ -89,3 +181,8 @@ def test_key_of_something_else_is_refused(bad: bytes | int) -> None:
 def test_block_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="block_size_tokens must be at least 1, got 0"):
         BlockHasher(0)
+
+
+def test_negative_memo_is_refused() -> None:
+    with pytest.raises(ValueError, match="memo_runs must be at least 0, got -1"):
+        BlockHasher(BLOCK, memo_runs=-1)
