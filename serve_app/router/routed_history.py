@@ -23,9 +23,13 @@ class RoutedHistory:
         """Distinct blocks that were routed to the replica."""
         return self._index.num_blocks(replica_id)
 
+    def hit_blocks(self, hashes: Sequence[bytes]) -> dict[str, int]:
+        """How many leading blocks of a prompt were routed to each replica; those that lack the first are left out."""
+        return self._index.hit_blocks(hashes)
+
     def seen(self, views: Sequence[ReplicaView], hashes: Sequence[bytes], block_size_tokens: int) -> list[ReplicaView]:
         """The views, each with what its replica was routed of the prompt before, its history and its order."""
-        routed = self._index.hit_blocks(hashes)
+        routed = self.hit_blocks(hashes)
         longest = max((routed.get(view.replica_id, 0) for view in views), default=0)
         prefix = hashes[longest - 1] if longest else b""
         return [
@@ -40,7 +44,7 @@ class RoutedHistory:
 
     def record(self, replica_id: str, hashes: Sequence[bytes]) -> None:
         """The prompt of these blocks was routed to the replica."""
-        known = self._index.hit_blocks(hashes).get(replica_id, 0)
+        known = self.hit_blocks(hashes).get(replica_id, 0)
         self._index.stored(replica_id, hashes[known:])
 
     def drop(self, replica_id: str) -> None:

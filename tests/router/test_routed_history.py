@@ -28,6 +28,7 @@ def test_view_tells_leading_blocks_and_distinct_blocks() -> None:
         ("b", 16, 2),
         ("c", 0, 0),
     ]
+    assert history.hit_blocks(keys(1, 2, 5)) == {"a": 2, "b": 1}
     assert [one.routed_tokens for one in history.seen(views("ab"), [], BLOCK)] == [0, 0]
     assert history.seen([], keys(1), BLOCK) == []
 
