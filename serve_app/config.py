@@ -148,12 +148,17 @@ class RoutingWeights(Settings):
     """Seconds that the replica's cached tokens still cost."""
     queue: float = Field(default=1.0, gt=0.0, le=1_000.0, allow_inf_nan=False)
     """Seconds of work already assigned to the replica; above 0, or load would be ignored and one replica flooded."""
-    affinity: Weight = 2.0
-    """Price of recomputing here what another replica has cached: how firmly a prefix stays at its home."""
+    affinity: Weight = 0.0
+    """Price of recomputing here what another replica has cached: how firmly a prefix stays at its home at rest."""
+    affinity_load: Weight = 0.1
+    """How much that price rises with load: multiple of the requests that a second of wasted work would delay
+    (`serve_app.router.pressure`)."""
     residual: Weight = 1.0
     """The online regression's correction."""
     load_half_life_s: Seconds = 600.0
     """Half-life of assigned work that nobody has reported on; long means that only life-cycle events release it."""
+    explore: float = Field(default=0.0, ge=0.0, le=0.5, allow_inf_nan=False)
+    """Share of requests that go to a replica drawn at random, so that the regression sees them all."""
 
 
 class RoutingDocument(Settings):
@@ -185,13 +190,14 @@ class RouterSettings(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of random tie-breaks and of power of two's draws."""
     residual_bound_s: Seconds = 1.0
-    """The regression may move a prediction by at most this much, either way."""
+    """The regression may move a choice by at most this much, either way."""
     residual_min_samples: int = Field(default=16, ge=1, le=100_000)
     """Completions before the regression is used at all; until then it adds 0."""
     decisions_kept: int = Field(default=512, ge=50, le=100_000)
     """Size of the ring of explained decisions."""
-    orphan_grace_s: Seconds = 15.0
-    """A reservation this old that its replica does not know of is released."""
+    orphan_grace_s: Seconds = 5.0
+    """A reservation this old that its replica does not know of is released; replicas say every second what they know
+    of, and one that opens later is reserved again."""
     max_index_blocks: int = Field(default=4_000_000, ge=1_000, le=100_000_000)
     """Cap on (replica, KV block) pairs in the prefix index; over it, that replica's oldest entries are forgotten."""
 
@@ -253,6 +259,12 @@ class IngressSettings(Settings):
 
     max_tokenise_bytes: int = Field(default=2_000_000, ge=1_000, le=64_000_000)
     """A longer body is routed by load only."""
+    long_body_bytes: int = Field(default=65_536, ge=1_000, le=64_000_000)
+    """A longer body is tokenised by a thread of its own, so that it holds up no shorter one."""
+    tokenise_timeout_s: float = Field(default=3.0, gt=0.0, le=4.0)
+    """A body that is not tokenised by then is routed by load; HAProxy gives the routing step 5 s."""
+    allow_wishes: bool = False
+    """Whether a request may pin its replica and name its rule in the body's `fairway` object."""
 
 
 class FairwayServeConfig(Settings):

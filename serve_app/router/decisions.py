@@ -25,6 +25,8 @@ class RouteRequest:
     """Keys of the prompt's full KV blocks (`block_hashes.BlockHasher`); of a batch, those of its first prompt."""
     num_prompts: int = 1
     """Prompts in the request."""
+    output_tokens: int | None = None
+    """Most tokens the client asked for; None when it did not say."""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 0:

@@ -1,27 +1,37 @@
 """What the explicit terms get wrong, learned online: observed TTFT minus (miss + hit + queue seconds).
 
-River's linear regression behind a standard scaler, one gradient step an observation, so old observations fade by
-themselves. Every quantity that enters is bounded (the scaled features, the target, the gradient), so one absurd
-observation moves the weights by a bounded step. The prediction is bounded too: a free residual was measured to destroy
-placement at saturation, +-1 s to help. ADWIN watches the absolute error; when it rises the model starts anew. Cost: a
-few microseconds to predict, tens to learn.
+River's Bayesian linear regression with forgetting, behind a standard scaler; all replicas share it, so that a new one
+is predicted well from its first request. What one replica then still differs by (it is slower, or shared) is a term of
+its own, the fading mean of what the shared model leaves. Every quantity that enters is bounded (the scaled features, the
+target), so one absurd observation is forgotten like any other. ADWIN watches the error; when it rises the model starts
+anew.
+
+The whole correction belongs to the predicted TTFT; a choice takes it only within +-`bound_s` (`bounded_s`): a free
+residual was measured to destroy placement at saturation. Cost: a few microseconds to predict, tens to learn.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from river import drift, linear_model, optim, preprocessing
+from river import drift, linear_model, preprocessing
 
-WEIGHT_RATE = 0.02
-"""Gradient step of the feature weights; with features within +-3 a step stays below the stability limit."""
-INTERCEPT_RATE = 0.1
-"""Gradient step of the constant: 16 observations bring it within 3 % of the truth."""
+from serve_app.router.prediction_errors import ErrorTracker, FadingMean, PredictionErrors
+
+Features = Mapping[str, float]
+"""Seconds and counts by name, the same names in every call, each finite."""
+
+FORGETTING = 0.995
+"""Weight of everything learned before, at each observation: the last 200 count for two thirds."""
 SCALED_LIMIT = 3.0
 """Scaled features are cut at so many standard deviations."""
-ERROR_WINDOW = 50
-"""Observations over which the reported errors are averaged, exponentially."""
+CONSTANT = "constant"
+"""Name of the feature that is always 1."""
+TARGET_LIMIT_S = 60.0
+"""A residual is learned as at most so much, either way."""
+REPLICA_RATE = 0.1
+"""Share by which a replica's own term follows each of its observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +48,19 @@ class ResidualState:
     """Mean absolute error, seconds."""
     bias_s: float
     """Mean of observed minus predicted, seconds."""
+    interval_s: float
+    """Half-width of the interval that should hold nine of ten observations."""
+    coverage: float
+    """Share of the last observations that it held."""
     explicit_mae_s: float
     """Mean absolute error of the explicit terms alone, for comparison."""
 
 
 class ResidualEstimator:
-    """Learns from finished requests of one ingress; the features' names are the caller's, the same in every call."""
+    """Learns from finished requests of one ingress."""
 
     def __init__(self, bound_s: float, min_samples: int) -> None:
-        """Args: bound_s: largest correction either way. min_samples: observations before it is used.
+        """Args: bound_s: largest correction of a choice, either way. min_samples: observations before it is used.
 
         Raises:
             ValueError: bound_s is not finite and above 0, or min_samples not at least 1.
@@ -58,19 +72,28 @@ class ResidualEstimator:
         self._bound_s = bound_s
         self._min_samples = min_samples
         self._drifts = 0
-        self._error_s, self._bias_s, self._explicit_error_s = _FadingMean(), _FadingMean(), _FadingMean()
+        self._explicit_error_s = FadingMean()
+        self._errors = ErrorTracker()
+        self._replicas: dict[str, _Replica] = {}
         self._start_anew()
 
-    def predict_s(self, features: Mapping[str, float]) -> float:
-        """The correction in seconds, within +-bound_s; 0.0 while cold, which is also so right after a drift.
+    def predict_s(self, replica_id: str, features: Features) -> float:
+        """The correction in seconds; 0.0 while cold, which is also so right after a drift.
 
         Raises:
             ValueError: a feature is not finite.
         """
         _refuse_not_finite(features)
-        return self._correction_s(features) if self._is_warm() else 0.0
+        if not self._is_warm():
+            return 0.0
+        own = self._replicas.get(replica_id)
+        return self._shared_s(features) + (own.offset_s if own else 0.0)
 
-    def observe(self, features: Mapping[str, float], explicit_s: float, observed_s: float) -> None:
+    def bounded_s(self, correction_s: float) -> float:
+        """What of a correction may count in a choice."""
+        return _within(correction_s, self._bound_s)
+
+    def observe(self, replica_id: str, features: Features, explicit_s: float, observed_s: float) -> None:
         """Score the prediction for `features`, then learn from what was observed.
 
         Args:
@@ -83,26 +106,48 @@ class ResidualEstimator:
         """
         _refuse_not_finite({**features, "explicit_s": explicit_s, "observed_s": observed_s})
         residual_s = observed_s - explicit_s
-        error_s = residual_s - self.predict_s(features)
-        self._error_s.add(abs(error_s))
-        self._bias_s.add(error_s)
+        predicted_s = max(0.0, explicit_s + self.predict_s(replica_id, features))
+        error_s = observed_s - predicted_s
+        own = self._replicas.setdefault(replica_id, _Replica())
+        own.errors.add(error_s)
+        self._errors.add(error_s)
         self._explicit_error_s.add(abs(residual_s))
-        if self._is_warm() and self._error_rose(abs(error_s)):
+        if self._is_warm() and self._error_rose(abs(error_s), observed_s):
             self._drifts += 1
             self._start_anew()
-        self._learn(features, residual_s)
+        self._learn(own, features, _within(residual_s, TARGET_LIMIT_S))
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone or has restarted: its own term and its errors go, the shared model stays."""
+        self._replicas.pop(replica_id, None)
+
+    def replica_ids(self) -> set[str]:
+        """Replicas that have been observed."""
+        return set(self._replicas)
+
+    def errors(self, replica_id: str) -> PredictionErrors:
+        """Of the predictions for one replica."""
+        own = self._replicas.get(replica_id)
+        return own.errors.errors if own else PredictionErrors()
 
     @property
     def state(self) -> ResidualState:
         """Snapshot for metrics and explanations."""
+        errors = self._errors.errors
         return ResidualState(
             samples=self._samples,
             cold=not self._is_warm(),
             drifts=self._drifts,
-            mae_s=self._error_s.value,
-            bias_s=self._bias_s.value,
+            mae_s=errors.mae_s,
+            bias_s=errors.bias_s,
+            interval_s=errors.interval_s,
+            coverage=errors.coverage,
             explicit_mae_s=self._explicit_error_s.value,
         )
+
+    def is_cold(self) -> bool:
+        """Whether there are too few observations to correct anything."""
+        return not self._is_warm()
 
     def _is_warm(self) -> bool:
         return self._samples >= self._min_samples
@@ -110,40 +155,40 @@ class ResidualEstimator:
     def _start_anew(self) -> None:
         self._samples = 0
         self._scaler: Any = preprocessing.StandardScaler()
-        self._model: Any = linear_model.LinearRegression(
-            optimizer=optim.SGD(WEIGHT_RATE), intercept_lr=INTERCEPT_RATE, clip_gradient=2.0 * self._bound_s
-        )
+        self._model: Any = linear_model.BayesianLinearRegression(smoothing=FORGETTING)
         self._adwin: Any = drift.ADWIN()
+        for own in self._replicas.values():
+            own.offset_s = 0.0
 
-    def _scaled(self, features: Mapping[str, float]) -> dict[str, float]:
+    def _scaled(self, features: Features) -> dict[str, float]:
         scaled = self._scaler.transform_one(features)
-        return {name: _within(value, SCALED_LIMIT) for name, value in scaled.items()}
+        return {CONSTANT: 1.0, **{name: _within(value, SCALED_LIMIT) for name, value in scaled.items()}}
 
-    def _correction_s(self, features: Mapping[str, float]) -> float:
-        return _within(float(self._model.predict_one(self._scaled(features))), self._bound_s)
+    def _shared_s(self, features: Features) -> float:
+        return _within(float(self._model.predict_one(self._scaled(features))), TARGET_LIMIT_S)
 
-    def _error_rose(self, error_s: float) -> bool:
-        """Feed the detector; True when the error's mean has changed and is larger than before."""
+    def _error_rose(self, error_s: float, observed_s: float) -> bool:
+        """Feed the detector; True when the error's mean has changed and is larger than before.
+
+        The error counts in quarters of the bound and what was observed, so that a long queue alone is no drift.
+        """
         before = self._adwin.estimation
-        self._adwin.update(min(error_s / self._bound_s, 2.0))
+        self._adwin.update(min(4.0 * error_s / (self._bound_s + observed_s), 2.0))
         return bool(self._adwin.drift_detected) and self._adwin.estimation > before
 
-    def _learn(self, features: Mapping[str, float], residual_s: float) -> None:
+    def _learn(self, own: "_Replica", features: Features, residual_s: float) -> None:
         self._scaler.learn_one(features)
-        self._model.learn_one(self._scaled(features), _within(residual_s, 2.0 * self._bound_s))
+        scaled = self._scaled(features)
+        left_s = residual_s - _within(float(self._model.predict_one(scaled)), TARGET_LIMIT_S)
+        own.offset_s += REPLICA_RATE * (left_s - own.offset_s)
+        self._model.learn_one(scaled, residual_s)
         self._samples += 1
 
 
-class _FadingMean:
-    """Mean of what was added, exponentially weighted over `ERROR_WINDOW`, right from the first value on."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._num = 0
-
-    def add(self, value: float) -> None:
-        self._num += 1
-        self.value += (value - self.value) / min(self._num, ERROR_WINDOW)
+@dataclass(slots=True)
+class _Replica:
+    offset_s: float = 0.0
+    errors: ErrorTracker = field(default_factory=ErrorTracker)
 
 
 def _within(value: float, limit: float) -> float:

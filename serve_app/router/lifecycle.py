@@ -51,6 +51,21 @@ LifecycleEvent = Opened | FirstToken | Closed
 
 
 @dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What the engine itself counted at the end of a step."""
+
+    queued_tokens: int
+    """Prompt tokens that the waiting requests have still to compute, without those that they would hit."""
+    running: int
+    """Sequences that hold KV blocks, in prefill or decode."""
+    waiting: int
+    """Sequences that hold none yet, preempted ones included."""
+    at_s: float
+    """Seconds between counting and sending; the receiver's clock may differ. Of a step that is still under way nothing
+    is known, so a busy engine's figures are as old as its step is long."""
+
+
+@dataclass(frozen=True, slots=True)
 class LifecycleBatch:
     """Events of one replica since its last batch, in order."""
 
@@ -61,4 +76,6 @@ class LifecycleBatch:
     """0, 1, 2, ... within the incarnation."""
     events: tuple[LifecycleEvent, ...]
     open_ids: frozenset[str] | None = None
-    """Every request open on the replica after these events, sent every few seconds; None in between."""
+    """Every request open on the replica after these events, sent every second; None in between."""
+    report: EngineReport | None = None
+    """The newest figures of the replica's engine; None before its first step and where it counts none."""

@@ -29,6 +29,7 @@ class LiveRouting:
         self._own_topics = own_topics
         self.state = RoutingState(settings, profile, None)
         self.subscriber = KvEventSubscriber(self.state.index)
+        self.state.trust_events_of(self.subscriber.is_trusted)
         self.hasher: BlockHasher | None = None
         self._followed: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -132,6 +132,11 @@ class LoadLedger:
         account = self._accounts.get(replica_id)
         return len(account.open_ids) if account else 0
 
+    def num_working(self, replica_id: str) -> int:
+        """Open reservations whose prefill is not done."""
+        account = self._accounts.get(replica_id)
+        return account.num_working if account else 0
+
     def open_ids(self, replica_id: str) -> set[str]:
         """Ids of the replica's open reservations."""
         account = self._accounts.get(replica_id)

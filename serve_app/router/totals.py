@@ -32,3 +32,11 @@ class Totals:
     """Requests that opened on another replica than the one picked."""
     orphans: int = 0
     """Reservations released because their replica did not know them."""
+    cold_learner: int = 0
+    """Decisions without the regression, which had too few observations."""
+    stale_view: int = 0
+    """Decisions in which a candidate's KV events could not be trusted, so that its routing history stood in."""
+    homes_overloaded: int = 0
+    """Decisions that took a prefix from its home because its price had reached its bound."""
+    explored: int = 0
+    """Decisions drawn at random."""

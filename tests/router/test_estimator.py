@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.router.estimator import ResidualEstimator
+from serve_app.router.estimator import TARGET_LIMIT_S, ResidualEstimator
 
 Features = dict[str, float]
+A, B = "replica-a", "replica-b"
 
 
 def draw(rng: random.Random) -> Features:
@@ -24,23 +25,23 @@ def teach(
 ) -> None:
     for _ in range(count):
         features = draw(rng)
-        estimator.observe(features, 0.5, 0.5 + residual_s(features) + rng.gauss(0, 0.02))
+        estimator.observe(A, features, 0.5, 0.5 + residual_s(features) + rng.gauss(0, 0.02))
 
 
 def test_cold_estimator_predicts_nothing_and_says_so() -> None:
     estimator, rng = ResidualEstimator(1.0, min_samples=16), random.Random(0)
     teach(estimator, lambda _: 0.4, 15, rng)
-    assert (estimator.predict_s(draw(rng)), estimator.state.cold, estimator.state.samples) == (0.0, True, 15)
+    assert (estimator.predict_s(A, draw(rng)), estimator.state.cold, estimator.state.samples) == (0.0, True, 15)
     teach(estimator, lambda _: 0.4, 1, rng)
     assert not estimator.state.cold
-    assert estimator.predict_s(draw(rng)) > 0.2
+    assert estimator.predict_s(A, draw(rng)) > 0.2
 
 
 @pytest.mark.parametrize("offset_s", [0.4, -0.3])
 def test_constant_offset_is_learned_either_way(offset_s: float) -> None:
     estimator, rng = ResidualEstimator(1.0, 16), random.Random(1)
     teach(estimator, lambda _: offset_s, 300, rng)
-    assert estimator.predict_s(draw(rng)) == pytest.approx(offset_s, abs=0.05)
+    assert estimator.predict_s(A, draw(rng)) == pytest.approx(offset_s, abs=0.05)
     assert estimator.state.mae_s < 0.05 < abs(offset_s) - 0.05 < estimator.state.explicit_mae_s
     assert abs(estimator.state.bias_s) < 0.05
     assert estimator.state.drifts == 0
@@ -50,21 +51,44 @@ def test_slope_is_learned() -> None:
     estimator, rng = ResidualEstimator(1.0, 16), random.Random(2)
     teach(estimator, lambda x: 1e-4 * x["miss_tokens"], 500, rng)
     low, high = draw(rng) | {"miss_tokens": 500.0}, draw(rng) | {"miss_tokens": 3_500.0}
-    assert estimator.predict_s(low) == pytest.approx(0.05, abs=0.06)
-    assert estimator.predict_s(high) == pytest.approx(0.35, abs=0.06)
+    assert estimator.predict_s(A, low) == pytest.approx(0.05, abs=0.06)
+    assert estimator.predict_s(A, high) == pytest.approx(0.35, abs=0.06)
 
 
-def test_prediction_stays_bounded_and_recovers_after_absurd_observations() -> None:
+def test_prediction_recovers_from_absurd_observations_and_a_choice_stays_bounded_whatever_it_is() -> None:
     estimator, rng = ResidualEstimator(0.5, 16), random.Random(3)
     teach(estimator, lambda _: 0.2, 200, rng)
-    estimator.observe(draw(rng), 0.5, 60.0)
-    assert estimator.predict_s(draw(rng)) < 0.45
-    estimator.observe(dict.fromkeys(draw(rng), 1000000000.0), 0.0, 1e9)
-    estimator.observe(draw(rng), 1e9, 0.0)
+    for explicit_s, observed_s in ((0.0, 1e9), (1e9, 0.0)):
+        estimator.observe(A, dict.fromkeys(draw(rng), 1_000_000_000.0), explicit_s, observed_s)
     for _ in range(50):
-        assert abs(estimator.predict_s({name: rng.uniform(-1e12, 1e12) for name in draw(rng)})) <= 0.5
-    teach(estimator, lambda _: 0.2, 200, rng)
-    assert estimator.predict_s(draw(rng)) == pytest.approx(0.2, abs=0.08)
+        wild = {name: rng.uniform(-1e12, 1e12) for name in draw(rng)}
+        assert abs(estimator.bounded_s(estimator.predict_s(A, wild))) <= 0.5
+        assert abs(estimator.predict_s(A, wild)) <= 2 * TARGET_LIMIT_S
+    teach(estimator, lambda _: 0.2, 300, rng)
+    assert estimator.predict_s(A, draw(rng)) == pytest.approx(0.2, abs=0.1)
+
+
+def test_replica_that_differs_gets_a_term_of_its_own_which_goes_with_it() -> None:
+    estimator, rng = ResidualEstimator(5.0, 16), random.Random(6)
+    for _ in range(400):
+        for replica_id, residual_s in ((A, 0.2), (B, 1.0)):
+            estimator.observe(replica_id, draw(rng), 0.5, 0.5 + residual_s + rng.gauss(0, 0.02))
+    assert estimator.predict_s(A, draw(rng)) == pytest.approx(0.2, abs=0.12)
+    assert estimator.predict_s(B, draw(rng)) == pytest.approx(1.0, abs=0.12)
+    assert estimator.predict_s("new", draw(rng)) == pytest.approx(0.6, abs=0.12)
+    assert estimator.replica_ids() == {A, B}
+    estimator.forget(B)
+    assert estimator.predict_s(B, draw(rng)) == pytest.approx(0.6, abs=0.12)
+    assert estimator.errors(B).predictions == 0 < estimator.errors(A).predictions
+
+
+def test_interval_covers_nine_of_ten_observations_of_steady_noise() -> None:
+    estimator, rng = ResidualEstimator(5.0, 16), random.Random(7)
+    for _ in range(2_000):
+        estimator.observe(A, draw(rng), 1.0, 1.0 + rng.gauss(0.3, 0.1))
+    state = estimator.state
+    assert state.interval_s == pytest.approx(1.645 * 0.1, rel=0.25)
+    assert state.coverage == pytest.approx(0.9, abs=0.12)
 
 
 def test_error_that_rises_starts_the_model_anew_and_it_recovers() -> None:
@@ -75,20 +99,20 @@ def test_error_that_rises_starts_the_model_anew_and_it_recovers() -> None:
     assert estimator.state.drifts >= 1
     assert not estimator.state.cold
     probe = draw(rng) | {"miss_tokens": 3_000.0}
-    assert estimator.predict_s(probe) == pytest.approx(0.6, abs=0.1)
+    assert estimator.predict_s(A, probe) == pytest.approx(0.6, abs=0.1)
 
 
 def test_error_that_falls_is_no_drift() -> None:
     estimator, rng = ResidualEstimator(1.0, 16), random.Random(5)
     for spread_s in (0.8, 0.01):
         for _ in range(600):
-            estimator.observe(draw(rng), 1.0, 1.0 + rng.uniform(-spread_s, spread_s))
+            estimator.observe(A, draw(rng), 1.0, 1.0 + rng.uniform(-spread_s, spread_s))
     assert estimator.state.drifts == 0
 
 
 def test_prediction_is_scored_before_it_is_learned() -> None:
     estimator = ResidualEstimator(1.0, 1)
-    estimator.observe({"miss_tokens": 1.0}, 1.0, 3.0)
+    estimator.observe(A, {"miss_tokens": 1.0}, 1.0, 3.0)
     assert (estimator.state.mae_s, estimator.state.bias_s, estimator.state.explicit_mae_s) == (2.0, 2.0, 2.0)
 
 
@@ -96,10 +120,10 @@ def test_prediction_is_scored_before_it_is_learned() -> None:
 def test_number_that_is_not_finite_is_refused_and_not_learned(bad: float) -> None:
     estimator = ResidualEstimator(1.0, 1)
     with pytest.raises(ValueError, match="load_s must be finite"):
-        estimator.predict_s({"load_s": bad})
+        estimator.predict_s(A, {"load_s": bad})
     for features, explicit_s, observed_s in (({"load_s": bad}, 1.0, 1.0), ({}, bad, 1.0), ({}, 1.0, bad)):
         with pytest.raises(ValueError, match="must be finite"):
-            estimator.observe(features, explicit_s, observed_s)
+            estimator.observe(A, features, explicit_s, observed_s)
     assert estimator.state.samples == 0
 
 

@@ -9,8 +9,14 @@ import pytest
 from serve_app.config import PrefillTable, RouterSettings, RoutingDocument, RoutingWeights
 from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.router.baselines import RULES
-from serve_app.router.lifecycle import Closed, FirstToken, LifecycleBatch, LifecycleEvent, Opened
-from serve_app.router.routing_state import UNKNOWN_PROMPT_TOKENS, Decision, RouteRequest, RoutingState
+from serve_app.router.lifecycle import Closed, EngineReport, FirstToken, LifecycleBatch, LifecycleEvent, Opened
+from serve_app.router.routing_state import (
+    EXPECTED_FOR_S,
+    UNKNOWN_PROMPT_TOKENS,
+    Decision,
+    RouteRequest,
+    RoutingState,
+)
 
 BLOCK = 16
 PROFILE = PrefillProfile(
@@ -30,8 +36,8 @@ PROFILE = PrefillProfile(
 REPLICAS = ["a", "b", "c", "d"]
 
 
-def state_of(router: str = "lbgr", **settings: float) -> RoutingState:
-    document = RoutingDocument.model_validate({"router": router})
+def state_of(router: str = "lbgr", weights: dict[str, float] | None = None, **settings: float) -> RoutingState:
+    document = RoutingDocument.model_validate({"router": router, "weights": weights or {}})
     state = RoutingState(RouterSettings.model_validate({"routing": document, **settings}), PROFILE, BLOCK)
     state.set_replicas(REPLICAS)
     return state
@@ -47,9 +53,15 @@ def closed(request_id: str, outcome: str = "finished", ttft_s: float | None = No
 
 
 def batch(
-    replica_id: str, seq: int, *events: LifecycleEvent, incarnation: str = "1", open_ids: set[str] | None = None
+    replica_id: str,
+    seq: int,
+    *events: LifecycleEvent,
+    incarnation: str = "1",
+    open_ids: set[str] | None = None,
+    report: EngineReport | None = None,
 ) -> LifecycleBatch:
-    return LifecycleBatch(replica_id, incarnation, seq, events, None if open_ids is None else frozenset(open_ids))
+    opened = None if open_ids is None else frozenset(open_ids)
+    return LifecycleBatch(replica_id, incarnation, seq, events, opened, report)
 
 
 def loads(state: RoutingState, now_s: float) -> dict[str, float]:
@@ -57,7 +69,7 @@ def loads(state: RoutingState, now_s: float) -> dict[str, float]:
 
 
 def test_decision_follows_the_formula_and_reserves_its_service() -> None:
-    state = state_of()
+    state = state_of(weights={"affinity": 2.0})
     state.index.stored("b", keys(1, 2, 3))
     state.index.stored("c", keys(1))
     decision = state.decide(RouteRequest("r", 100, keys(1, 2, 3, 4, 5, 6)), REPLICAS, now_s=5.0)
@@ -286,7 +298,7 @@ def test_snapshot_tells_everything_and_is_ready_for_json() -> None:
     snapshot = json.loads(json.dumps(state.snapshot(0.0)))
     assert snapshot["version"] == 1
     assert snapshot["router"] == "lbgr"
-    assert snapshot["weights"]["affinity"] == 2.0
+    assert snapshot["weights"]["affinity_load"] == 0.1
     rows = {row["replica_id"]: row for row in snapshot["replicas"]}
     assert list(rows) == REPLICAS
     assert rows["a"]["index_blocks"] == 2
@@ -298,6 +310,49 @@ def test_snapshot_tells_everything_and_is_ready_for_json() -> None:
     assert [row["request_id"] for row in snapshot["decisions"]] == [f"{i}" for i in range(59, 9, -1)]
     assert len(snapshot["decisions"][0]["candidates"]) == 4
     assert snapshot["decisions"][0]["observed"]["ttft_s"] is None
+
+
+def test_prefix_of_a_request_on_its_way_is_credited_until_it_ends_without_a_token() -> None:
+    state = state_of()
+    home = state.decide(RouteRequest("r", 100, keys(1, 2, 3, 4, 5, 6)), REPLICAS, 0.0).replica_id
+    second = state.decide(RouteRequest("s", 100, keys(1, 2, 3, 7, 8, 9)), REPLICAS, 0.0)
+    assert {one.replica_id: one.hit_tokens for one in second.candidates} == {**dict.fromkeys(REPLICAS, 0), home: 48}
+    state.on_batch(batch(home, 0, closed("r", "aborted")), 1.0)
+    state.expire("s", 1.0)
+    third = state.decide(RouteRequest("t", 100, keys(1, 2, 3)), REPLICAS, 1.0)
+    assert all(one.hit_tokens == 0 for one in third.candidates)
+
+
+def test_replica_whose_events_are_not_trusted_is_credited_with_what_was_routed_there() -> None:
+    state = state_of()
+    state.trust_events_of(lambda replica_id: replica_id != "a")
+    state.decide(RouteRequest("r", 100, keys(1, 2, 3)), ["a"], 0.0)
+    state.on_batch(batch("a", 0, closed("r", ttft_s=0.1)), 1.0)
+    state.index.clear("a")  # its events stopped, and what was known is void
+    decision = state.decide(RouteRequest("s", 100, keys(1, 2, 3)), REPLICAS, 2.0)
+    assert (decision.replica_id, decision.hit_tokens) == ("a", 48)
+    assert state.totals.stale_view == 2
+    state.trust_events_of(lambda replica_id: True)
+    state.index.clear("a")
+    state.expire("s", 3.0)
+    assert state.decide(RouteRequest("t", 100, keys(1, 2, 3)), ["a"], 3.0).hit_tokens == 0
+    assert state.totals.stale_view == 2
+
+
+def test_work_that_only_the_engine_knows_of_counts_until_its_report_is_old() -> None:
+    state = state_of()
+    state.on_batch(batch("a", 0, report=EngineReport(queued_tokens=4_000, running=1, waiting=4, at_s=0.0)), 0.0)
+    terms = {one.replica_id: one.queue_s for one in state.decide(RouteRequest("r", 100), REPLICAS, 0.0).candidates}
+    assert terms == {"a": pytest.approx(4 * 1.01), "b": 0.0, "c": 0.0, "d": 0.0}
+    assert state.decide(RouteRequest("s", 100), ["a"], 60.0).candidates[0].queue_s == 0.0
+
+
+def test_request_may_be_ranked_by_another_rule_than_the_document_s() -> None:
+    state = state_of()
+    picks = [state.decide(RouteRequest(f"{i}", 100), REPLICAS, 0.0, router="round-robin") for i in range(4)]
+    assert [one.replica_id for one in picks] == REPLICAS
+    assert {one.router for one in picks} == {"round-robin"}
+    assert state.decide(RouteRequest("r", 100), REPLICAS, 0.0).router == "lbgr"
 
 
 STEP_ODDS = {"ours": 8, "theirs": 4, "token": 6, "close": 10, "vanish": 1, "return": 2, "restart": 1}
@@ -320,6 +375,7 @@ class Cluster:
             *events,
             incarnation=f"{name}{self.incarnation[name]}",
             open_ids=set(self.open[name]) if whole else None,
+            report=EngineReport(100 * len(self.open[name]), 0, len(self.open[name]), 0.1),
         )
         self.seq[name] += 1
         if not lossy:
@@ -380,6 +436,8 @@ def test_everything_is_released_exactly_once_whatever_the_network_does(seed: int
     rng = random.Random(seed)
     state = state_of(rng.choice(list(RULES)), orphan_grace_s=5.0, decisions_kept=50)
     cluster = Cluster(state, rng)
+    blind = set(rng.sample(REPLICAS, 2))
+    state.trust_events_of(lambda replica_id: replica_id not in blind or rng.random() < 0.5)
     for step in range(600):
         cluster.step(f"{step}")
         cluster.deliver(rng.randrange(4))
@@ -398,6 +456,12 @@ def test_everything_is_released_exactly_once_whatever_the_network_does(seed: int
     assert state.ledger.num_reserved == state.ledger.num_released > 200
     totals = state.totals
     assert min(totals.batches_lost, totals.batches_late, totals.restarts, totals.moved, totals.orphans) > 0
+    last = state.decide(
+        RouteRequest("last", 16, keys(10_000)), sorted(cluster.open), cluster.now_s + 2 * EXPECTED_FOR_S
+    )
+    assert state.index.num_entries == state.index.num_expected == 1
+    state.expire("last", last.decided_at_s)
+    assert state.index.num_entries == 0
 
 
 def test_same_seed_decides_the_same() -> None:
