@@ -5,6 +5,8 @@ life-cycle events find nobody and are dropped.
 """
 
 import asyncio
+import logging
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -12,10 +14,11 @@ from typing import Any
 import ray
 from ray import serve
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.deployments.autoscaling import QUEUED_PREFILL_STAT
 from serve_app.deployments.engine_config import is_emulated
-from serve_app.deployments.event_forwarder import EventForwarder
+from serve_app.deployments.event_forwarder import EngineLoad, EventForwarder
 from serve_app.deployments.middleware import FairwayMiddleware
 from serve_app.deployments.request_trace import traced_generate
 from serve_app.deployments.start_error import start_error
@@ -24,8 +27,13 @@ from serve_app.policies import live_names
 from serve_app.router import ray_internals
 from serve_app.router.lifecycle import LifecycleBatch
 
+logger = logging.getLogger("ray.serve")
+
 BROADCAST_TIMEOUT_S = 3.0
 ENGINE_METRICS_PERIOD_S = 5.0
+ENGINE_DEATH_SEEN_WITHIN_S = 0.5
+LAST_ANSWERS_WITHIN_S = 2.0
+"""A dead engine's open requests get their errors at once; a client that doesn't read its own is not waited for."""
 WARM_UP_PROMPT = list(range(1, 9))
 """Token ids that every vocabulary has, too few to fill a KV block."""
 
@@ -37,6 +45,7 @@ class FairwayEngine(ray_internals.VLLMEngine):  # type: ignore[misc]  # Ray's pr
         super().__init__(llm_config)
         replica_id = serve.get_replica_context().replica_id.unique_id
         ray_internals.use_free_ports(self, replica_id, ray.util.get_node_ip_address())
+        self.load = EngineLoad(self._queued_tokens)
 
     async def start(self) -> None:
         """Start, and compute once, so that no user waits for what the first step compiles (seconds on a CPU)."""
@@ -51,7 +60,37 @@ class FairwayEngine(ray_internals.VLLMEngine):  # type: ignore[misc]  # Ray's pr
         client = super()._start_async_llm_engine(*args)
         ray_internals.silence_token_tracking(client)
         ray_internals.wrap_generate(client, traced_generate)
+        follow_counts(client, self.load)
         return client
+
+    async def _queued_tokens(self) -> int:
+        return int((await ask_scheduler(self._engine_client, live_names.POLICY_STATS))["waiting_todo_tokens"])
+
+
+class _CountsFollower(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped here
+    """vLLM hands it every step's counts, in the process in front of the engine."""
+
+    def __init__(self, load: EngineLoad) -> None:
+        self._load = load
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is not None:
+            waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self._load.counted(scheduler_stats.num_running_reqs, waiting)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+
+def follow_counts(engine_client: Any, load: EngineLoad) -> None:
+    """Let `load` hear what every step of the engine counts; nothing comes where vLLM's statistics are switched off.
+
+    Ray makes the `AsyncLLM` and leaves no room in its `stat_loggers`, so the logger joins those that are there.
+    """
+    if engine_client.logger_manager is not None:
+        engine_client.logger_manager.stat_loggers.append(_CountsFollower(load))
 
 
 class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's private classes are untyped
@@ -68,15 +107,20 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
     async def __serve_build_asgi_app__(self) -> Any:
         app = await super().__serve_build_asgi_app__()
         ray_internals.refuse_trusted_fields(app)
+        ray_internals.take_completion_ids(app)
         context = serve.get_replica_context()
-        self._forwarder = EventForwarder(context.replica_id.unique_id, _broadcaster(context.app_name))
+        self._forwarder = EventForwarder(
+            context.replica_id.unique_id, _broadcaster(context.app_name), engine_report=self.engine.load.report
+        )
         self._forwarder.start()
         ray_internals._add_middleware_to_built_app(
             app, FairwayMiddleware, replica_id=context.replica_id.unique_id, forwarder=self._forwarder
         )
         publish_emulated(context.replica_id.unique_id, emulated=is_emulated(self._llm_config.engine_kwargs))
         metrics = EngineMetrics(context.replica_id.unique_id)
-        self._metrics_task = asyncio.get_running_loop().create_task(self._publish_engine(metrics))
+        loop = asyncio.get_running_loop()
+        self._metrics_task = loop.create_task(self._publish_engine(metrics))
+        self._end_task = loop.create_task(_end_with_engine(self.engine._engine_client, self._forwarder))
         return app
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -85,7 +129,7 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
         return {QUEUED_PREFILL_STAT: forwarder.queued_prefill_s if forwarder else 0.0}
 
     async def _publish_engine(self, metrics: EngineMetrics) -> None:
-        """Ask the engine every few seconds for as long as it answers; a dead one is Serve's to find and replace."""
+        """Ask the engine every few seconds for as long as it answers."""
         with suppress(Exception):
             while True:
                 metrics.publish(await self.engine_policy())
@@ -97,7 +141,7 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
         Raises:
             RuntimeError: the engine is not scheduled by `FairwayScheduler`.
         """
-        return await self._ask_scheduler(live_names.POLICY_STATS)
+        return await ask_scheduler(self.engine._engine_client, live_names.POLICY_STATS)
 
     async def change_engine_policy(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Set some of `config.LIVE_FIELDS` otherwise, from the engine's next step on.
@@ -107,16 +151,36 @@ class FairwayServer(ray_internals.LLMServer):  # type: ignore[misc]  # Ray's pri
             ValueError: in one line, with each bad field's name, its value and its bound; nothing is changed then.
             RuntimeError: the engine is not scheduled by `FairwayScheduler`.
         """
-        return await self._ask_scheduler(live_names.CHANGE_POLICY, changes)
+        return await ask_scheduler(self.engine._engine_client, live_names.CHANGE_POLICY, changes)
 
-    async def _ask_scheduler(self, utility: str, *args: Any) -> dict[str, Any]:
-        """Call a utility of the engine core, which vLLM runs between two steps."""
-        core = self.engine._engine_client.engine_core
-        try:
-            answer: dict[str, Any] = await core.call_utility_async(utility, *args)
-        except Exception as error:
-            raise _utility_error(utility, error) from None
-        return answer
+
+async def _end_with_engine(engine_client: Any, forwarder: EventForwarder) -> None:
+    """End this process soon after its engine, so that Serve replaces it.
+
+    Without an engine it only answers errors, at once, which makes it the least loaded of all. Serve's health check
+    needs three failures, about half a minute; the end of a process it sees in seconds.
+    """
+    while not engine_client.errored:  # noqa: ASYNC110  # vLLM has nothing to wait for
+        await asyncio.sleep(ENGINE_DEATH_SEEN_WITHIN_S)
+    logger.error("The engine died; this replica ends once its %d open requests know", len(forwarder.open_ids))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_ANSWERS_WITHIN_S):
+            await forwarder.drained()
+    os._exit(1)
+
+
+async def ask_scheduler(engine_client: Any, utility: str, *args: Any) -> dict[str, Any]:
+    """Call a utility of the engine core, which vLLM runs between two steps.
+
+    Raises:
+        ValueError: what the utility refused, in its words.
+        RuntimeError: the engine is not scheduled by `FairwayScheduler`.
+    """
+    try:
+        answer: dict[str, Any] = await engine_client.engine_core.call_utility_async(utility, *args)
+    except Exception as error:
+        raise _utility_error(utility, error) from None
+    return answer
 
 
 def _utility_error(utility: str, error: Exception) -> Exception:

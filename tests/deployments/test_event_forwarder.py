@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from serve_app.deployments.event_forwarder import MAX_EVENTS_KEPT, EventForwarder
-from serve_app.router.lifecycle import Closed, FirstToken, LifecycleBatch, Opened
+from serve_app.router.lifecycle import Closed, EngineReport, FirstToken, LifecycleBatch, Opened
 
 
 def _close(request_id: str) -> Closed:
@@ -14,19 +14,22 @@ def _close(request_id: str) -> Closed:
 
 
 class Ingress:
-    """Takes batches; can be slow or away."""
+    """Takes batches; can be slow, away, or hung once it has one."""
 
     def __init__(self) -> None:
         self.batches: list[LifecycleBatch] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.away = False
+        self.answering = asyncio.Event()
+        self.answering.set()
 
     async def send(self, batch: LifecycleBatch) -> None:
         await self.gate.wait()
         if self.away:
             raise ConnectionError("no ingress")
         self.batches.append(batch)
+        await self.answering.wait()
 
 
 @pytest.fixture
@@ -64,6 +67,51 @@ async def test_slow_ingress_gets_one_large_batch_not_many(ingress: Ingress) -> N
     await _until(lambda: sum(len(batch.events) for batch in ingress.batches) == 100)
     await forwarder.close()
     assert len(ingress.batches) <= 3
+
+
+async def test_batches_go_on_while_an_ingress_keeps_one_waiting(ingress: Ingress) -> None:
+    forwarder = EventForwarder("r", ingress.send, heal_every_s=60, patience_s=0.02)
+    forwarder.start()
+    await _until(lambda: len(ingress.batches) == 1)
+    ingress.answering.clear()
+    for number in range(3):
+        forwarder.report(Opened(f"q{number}", 1.0))
+        await _until(lambda number=number: len(ingress.batches) == number + 2)  # type: ignore[misc]
+    await forwarder.close()
+    assert [batch.seq for batch in ingress.batches] == [0, 1, 2, 3]
+
+
+async def test_every_batch_carries_the_engine_s_figures_as_of_its_sending(ingress: Ingress) -> None:
+    told: list[bool] = []
+
+    def report(is_idle: bool) -> EngineReport:
+        told.append(is_idle)
+        return EngineReport(100 * len(told), 1, 2, 0.25)
+
+    forwarder = EventForwarder("r", ingress.send, heal_every_s=60, engine_report=report)
+    forwarder.start()
+    await _until(lambda: len(ingress.batches) == 1)
+    forwarder.report(Opened("q", 1.0))
+    await _until(lambda: len(ingress.batches) == 2)
+    forwarder.report(_close("q"))
+    await _until(lambda: len(ingress.batches) == 3)
+    await forwarder.close()
+    assert [batch.report for batch in ingress.batches] == [EngineReport(n, 1, 2, 0.25) for n in (100, 200, 300)]
+    assert told == [True, False, True]
+
+
+async def test_forwarder_is_drained_when_nothing_is_open_and_every_ingress_has_every_event(ingress: Ingress) -> None:
+    forwarder = EventForwarder("r", ingress.send, heal_every_s=60)
+    forwarder.start()
+    forwarder.report(Opened("q", 1.0))
+    ingress.answering.clear()
+    drained = asyncio.create_task(forwarder.drained())
+    forwarder.report(_close("q"))
+    await _until(lambda: sum(len(batch.events) for batch in ingress.batches) == 2)
+    assert not drained.done()
+    ingress.answering.set()
+    await asyncio.wait_for(drained, 5)
+    await forwarder.close()
 
 
 async def test_open_list_heals_what_was_lost_while_no_ingress_answered(ingress: Ingress) -> None:
