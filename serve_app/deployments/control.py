@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, HTTPException
+from fastapi import FastAPI, Header, HTTPException, Path
 from fastapi.responses import FileResponse
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -96,6 +96,22 @@ class FairwayControl:
     async def state(self) -> dict[str, Any]:
         """Replicas, load, index, residual and the last decisions, over all ingress replicas."""
         return merged_state(await self._ask_all("state"))
+
+    @control_app.get("/decisions/{request_id}")
+    async def decision(self, request_id: Annotated[str, Path(max_length=100)]) -> dict[str, Any]:
+        """Why a request went where it went, and what came of it; the answer's `x-fairway-request-id` names it.
+
+        404 when no ingress remembers it.
+        """
+        found = [answer for answer in await self._ask_all("explain", request_id) if answer is not None]
+        if not found:
+            raise HTTPException(
+                404,
+                f"no ingress remembers a decision for {request_id!r}; give the x-fairway-request-id of an answer, "
+                "soon: each ingress keeps its last `router.decisions_kept` decisions only",
+            )
+        explanation: dict[str, Any] = found[0]
+        return explanation
 
     async def _current(self) -> RoutingDocument:
         """The newest document; until the first change it is the ingress' own, which a redeployment may replace."""

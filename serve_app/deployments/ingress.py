@@ -1,12 +1,12 @@
 """The routing step: HAProxy posts each request's body here and streams to the replica that the answer names.
 
 Nothing here raises: a body that can't be parsed, tokenised or is cut short is routed by load alone, so that a client's
-error is answered by vLLM in its own words and never turned into a 503 by the routing step.
+error is answered by vLLM in its own words and never turned into a 503 by the routing step. A wish that can't be
+followed is likewise ignored, and a note in the answer says so.
 """
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import time
@@ -20,6 +20,7 @@ from ray import serve
 
 from serve_app.config import FairwayServeConfig, RoutingDocument
 from serve_app.deployments import middleware
+from serve_app.deployments.prompt_tokens import PromptTokeniser, PromptTokens, ReadBody
 from serve_app.deployments.start_error import start_error
 from serve_app.environment import check_environment
 from serve_app.observability.metrics import RoutingMetrics
@@ -29,6 +30,7 @@ from serve_app.router.block_hashes import seed_fingerprint
 from serve_app.router.lifecycle import LifecycleBatch
 from serve_app.router.live_routing import LiveRouting, share_routing_state
 from serve_app.router.routing_state import RouteRequest
+from serve_app.router.wishes import WishLog, parse_wish
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,31 +38,6 @@ BODY_TRUNCATED_HEADER = "x-body-truncated"
 PUBLISH_EVERY_S = 5.0
 
 ingress_app = FastAPI(openapi_url=None)
-
-
-# These stand above the class because `serve.ingress` pickles the routes while the class is being made.
-
-
-def _parse(body: bytes, *, truncated: bool) -> dict[str, Any] | None:
-    if truncated or not body:
-        return None
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parsed, dict):
-        return None
-    # vLLM's renderer would take a client's token ids from here, and they would travel on as trusted.
-    parsed.pop("kv_transfer_params", None)
-    return parsed
-
-
-def _untokenisable(body: dict[str, Any] | None) -> str | None:
-    if body is None:
-        return "no JSON object"
-    if "messages" not in body and "prompt" not in body:
-        return "neither messages nor prompt"
-    return None
 
 
 @serve.ingress(ingress_app)
@@ -75,14 +52,15 @@ class FairwayIngress:
 
     async def _start(self, server: Any, llm_config: Any, config: FairwayServeConfig) -> None:
         check_environment(os.environ)
-        self._max_bytes = config.ingress.max_tokenise_bytes
+        self._allow_wishes = config.ingress.allow_wishes
         self._untokenised: dict[str, int] = {}
+        self._wishes = WishLog(config.router.decisions_kept)
         table = config.engine.policy.prefill_profile
         profile = PrefillProfile(table) if table else PrefillProfile.flat()
         self._live = LiveRouting(config.router, profile)
         # The router of this process' handle looks the state up when the handle is initialised.
         share_routing_state(str(server.deployment_id), self._live)
-        self._tokenizer = await asyncio.to_thread(ray_internals.Tokenizer, llm_config)
+        self._tokeniser = await asyncio.to_thread(PromptTokeniser, llm_config, config.model.id, config.ingress)
         self._token_sender = ray_internals.TokenSender()
         self._handle = server
         self._handle._init()
@@ -94,19 +72,21 @@ class FairwayIngress:
     @ingress_app.post("/internal/route")
     async def route(self, request: Request) -> Any:
         """HAProxy's question; see Ray's ingress_request_router.lua for the contract."""
-        raw = await request.body()
-        # A body that is too long to tokenise is not parsed either: this loop also answers everybody else.
-        too_long = len(raw) > self._max_bytes
-        body = None if too_long else _parse(raw, truncated=BODY_TRUNCATED_HEADER in request.headers)
-        token_ids = await self._tokenise(body, too_long)
-        route_request = self._route_request(body, token_ids)
-        replica = await ray_internals.pick_replica(self._handle, token_ids, route_request)
+        truncated = BODY_TRUNCATED_HEADER in request.headers
+        block_size = self._live.state.block_size_tokens
+        read = await self._tokeniser.read(await request.body(), block_size, truncated=truncated)
+        wish = parse_wish(read.body, allowed=self._allow_wishes)
+        route_request = self._route_request(read)
+        replica = await ray_internals.pick_replica(self._handle, route_request, wish)
         address = ray_internals.http_address(replica)
         if address is None:
             self._live.state.expire(route_request.request_id, time.time())
             return JSONResponse({"detail": "the chosen replica has no HTTP address yet"}, status_code=503)
-        headers = self._trusted_headers(route_request.request_id)
-        token_key = self._send_token_ids(replica, token_ids)
+        wish = wish.after(ray_internals.replica_unique_id(replica))
+        if wish.was_made:
+            self._wishes.keep(route_request.request_id, wish)
+        headers = self._trusted_headers(route_request.request_id, wish.note)
+        token_key = self._send_token_ids(replica, read.tokens)
         if token_key is not None:
             headers[ray_internals.KV_TOKEN_KEY_HEADER] = token_key
         return {
@@ -132,8 +112,21 @@ class FairwayIngress:
             "ingress": serve.get_replica_context().replica_id.unique_id,
             **snapshot,
             "untokenised": dict(self._untokenised),
+            "wishes": dict(self._wishes.counts),
             "kv_events": asdict(self._live.subscriber.counters),
             "hash_seed": seed_fingerprint(),
+        }
+
+    async def explain(self, request_id: str) -> dict[str, Any] | None:
+        """The whole decision on one request, JSON-ready; None when this ingress does not remember it."""
+        record = self._live.state.decisions.get(request_id)
+        if record is None:
+            return None
+        wish = self._wishes.get(request_id)
+        return {
+            "ingress": serve.get_replica_context().replica_id.unique_id,
+            **record.as_row(),
+            "wish": asdict(wish) if wish else None,
         }
 
     async def _publish_forever(self) -> None:
@@ -145,26 +138,15 @@ class FairwayIngress:
             except Exception:  # a metric must never take routing down
                 logger.exception("Publishing metrics failed; trying again in %s s", PUBLISH_EVERY_S)
 
-    async def _tokenise(self, body: dict[str, Any] | None, too_long: bool) -> list[int] | None:
-        """Prompt token ids of a chat or single-prompt body; None where the request is routed by load."""
-        reason = "body too long" if too_long else _untokenisable(body)
-        if reason is None:
-            try:
-                token_ids: list[int] | None = await self._tokenizer.tokenize(body)
-                if token_ids:
-                    return token_ids
-                reason = "not one text prompt"
-            except Exception as error:  # the client's mistake or a template's: vLLM answers it
-                reason = type(error).__name__
-        self._untokenised[reason] = self._untokenised.get(reason, 0) + 1
-        return None
+    def _route_request(self, read: ReadBody) -> RouteRequest:
+        if read.untokenised is not None:
+            self._untokenised[read.untokenised] = self._untokenised.get(read.untokenised, 0) + 1
+        request_id, tokens = uuid.uuid4().hex, read.tokens
+        if tokens is None:
+            return RouteRequest(request_id, 0, output_tokens=read.output_tokens)
+        return RouteRequest(request_id, tokens.num_tokens, tokens.hashes, tokens.num_prompts, read.output_tokens)
 
-    def _route_request(self, body: dict[str, Any] | None, token_ids: list[int] | None) -> RouteRequest:
-        salt = body.get("cache_salt") if body else None
-        hashes = self._live.hashes(token_ids, salt if isinstance(salt, str) else None) if token_ids else ()
-        return RouteRequest(uuid.uuid4().hex, len(token_ids or ()), hashes)
-
-    def _trusted_headers(self, request_id: str) -> dict[str, str]:
+    def _trusted_headers(self, request_id: str, note: str) -> dict[str, str]:
         record = self._live.state.decisions.get(request_id)
         if record is None:
             return {}
@@ -174,13 +156,13 @@ class FairwayIngress:
             middleware.PREDICTED_HEADER: f"{decision.predicted_s * 1e3:.1f}",
             middleware.HIT_HEADER: str(decision.hit_tokens),
             middleware.SERVICE_HEADER: f"{decision.service_s * 1e3:.3f}",
+            **({middleware.NOTE_HEADER: note} if note else {}),
         }
 
-    def _send_token_ids(self, replica: Any, token_ids: list[int] | None) -> str | None:
+    def _send_token_ids(self, replica: Any, tokens: PromptTokens | None) -> str | None:
         """Hand the ids to the chosen engine, so that it does not tokenise again; best effort."""
         endpoint = ray_internals.token_endpoint(replica)
-        if not token_ids or endpoint is None:
+        if tokens is None or tokens.payload is None or endpoint is None:
             return None
         key = uuid.uuid4().hex
-        payload = ray_internals.encode_prompt_token_ids(token_ids)
-        return key if self._token_sender.push(endpoint, key, payload) else None
+        return key if self._token_sender.push(endpoint, key, tokens.payload) else None

@@ -21,6 +21,7 @@ ID_HEADER = f"{TRUSTED_PREFIX}fairway-id"
 PREDICTED_HEADER = f"{TRUSTED_PREFIX}fairway-predicted-ms"
 HIT_HEADER = f"{TRUSTED_PREFIX}fairway-hit-tokens"
 SERVICE_HEADER = f"{TRUSTED_PREFIX}fairway-service-ms"
+NOTE_HEADER = f"{TRUSTED_PREFIX}fairway-note"
 
 GetForwarder = Callable[[], EventForwarder]
 
@@ -75,9 +76,11 @@ class FairwayMiddleware:
 
     def _response_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         pairs = {
+            "x-fairway-request-id": headers[ID_HEADER],
             "x-fairway-replica": self._replica_id,
             "x-fairway-predicted-ms": headers.get(PREDICTED_HEADER, ""),
             "x-fairway-hit-tokens": headers.get(HIT_HEADER, ""),
+            "x-fairway-note": headers.get(NOTE_HEADER, ""),
         }
         return [(name.encode(), value.encode("latin-1")) for name, value in pairs.items() if value]
 

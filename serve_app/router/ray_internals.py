@@ -54,10 +54,12 @@ def kv_event_endpoints(replica: Any) -> dict[str, Any] | None:
     return stats.get(KV_EVENTS_STATS_KEY)
 
 
-async def pick_replica(handle: Any, token_ids: list[int] | None, route_request: Any) -> Any:
-    """Let the deployment's own request router pick, reserving no slot on the replica: HAProxy carries the request."""
-    kwargs = {"_reserve": False, __getattr__("REQUEST_TOKEN_IDS_KWARG"): token_ids}
-    async with handle.choose_replica(route_request, **kwargs) as selection:
+async def pick_replica(handle: Any, *args: Any) -> Any:
+    """Let the deployment's own request router pick by `args`, which it finds in the pending request.
+
+    No slot is reserved on the replica: HAProxy carries the request.
+    """
+    async with handle.choose_replica(*args, _reserve=False) as selection:
         return selection._replica
 
 
@@ -117,16 +119,26 @@ def wrap_generate(engine_client: Any, wrap: Callable[[Callable[..., Any]], Calla
     engine_client.generate = wrap(engine_client.generate)
 
 
+GENERATING_HANDLERS = (
+    ("openai_serving_chat", "create_chat_completion"),
+    ("openai_serving_chat_batch", "create_batch_chat_completion"),
+    ("openai_serving_completion", "create_completion"),
+    ("openai_serving_responses", "create_responses"),
+    ("anthropic_serving_messages", "create_messages"),
+    ("cohere_serving_chat_v2", "create_chat_v2"),
+    ("serving_tokens", "serve_tokens"),
+)
+"""vLLM's handlers by their name in `app.state`, with the method that takes a client's request first."""
+
+
 def refuse_trusted_fields(app: Any) -> None:
     """Drop from clients' bodies what only the ingress or the operator may say, before Ray adds the ingress' token ids.
 
     `kv_transfer_params` is how trusted token ids reach vLLM beside the text: a client could pair one prompt with the
-    tokens of another. `kv_cache_report_mode` re-announces cached blocks: a client could inflate the prefix index.
+    tokens of another. `ec_transfer_params` is its like for encoders. `kv_cache_report_mode` re-announces cached blocks:
+    a client could inflate the prefix index.
     """
-    for serving_name, method in (
-        ("openai_serving_chat", "create_chat_completion"),
-        ("openai_serving_completion", "create_completion"),
-    ):
+    for serving_name, method in GENERATING_HANDLERS:
         serving = getattr(app.state, serving_name, None)
         if serving is not None:
             setattr(serving, method, _without_trusted_fields(getattr(serving, method)))
@@ -134,9 +146,13 @@ def refuse_trusted_fields(app: Any) -> None:
 
 def _without_trusted_fields(create: Callable[..., Any]) -> Callable[..., Any]:
     async def create_without(request: Any, *args: Any, **kwargs: Any) -> Any:
-        request.kv_transfer_params = None
-        if request.vllm_xargs:
-            request.vllm_xargs.pop("kv_cache_report_mode", None)
+        # Some of vLLM's request models keep unknown fields, and pass them on to one that knows them.
+        for field in ("kv_transfer_params", "ec_transfer_params"):
+            if getattr(request, field, None) is not None:
+                setattr(request, field, None)
+        given = getattr(request, "vllm_xargs", None)
+        if isinstance(given, dict):
+            given.pop("kv_cache_report_mode", None)
         return await create(request, *args, **kwargs)
 
     return create_without
@@ -152,3 +168,29 @@ def free_ports(count: int, address: str) -> list[int]:
     finally:
         for one in sockets:
             one.close()
+
+
+def online_renderer(llm_config: Any) -> Any:
+    """vLLM's renderer with the deployment's model and front-end arguments: what Ray's own tokeniser asks."""
+    return __getattr__("Tokenizer")(llm_config)._renderer
+
+
+def take_completion_ids(app: Any) -> None:
+    """Let vLLM's completions handler use the ingress' token ids, as its chat handler does by itself.
+
+    Ray puts them into `kv_transfer_params`, where vLLM 0.29 looks for them in chats only: a completion would be
+    tokenised again, and its ids carried into the engine besides.
+    """
+    serving = getattr(app.state, "openai_serving_completion", None)
+    if serving is not None:
+        serving.render_completion_request = _with_ingress_ids(serving.render_completion_request)
+
+
+def _with_ingress_ids(render: Callable[..., Any]) -> Callable[..., Any]:
+    async def render_with_ids(request: Any) -> Any:
+        ids = (request.kv_transfer_params or {}).pop("prompt_token_ids", None)
+        if ids:
+            request.prompt = ids
+        return await render(request)
+
+    return render_with_ids

@@ -9,13 +9,16 @@ import asyncio
 import random
 import time
 import uuid
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_app.config import RouterSettings
 from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.router import ray_internals
 from serve_app.router.live_routing import LiveRouting, shared_routing_state
 from serve_app.router.routing_state import RouteRequest
+from serve_app.router.wishes import NO_WISH, Wish
+
+T = TypeVar("T")
 
 ALONE_HALF_LIFE_S = 0.5
 """Decay of assigned work when no life-cycle events arrive; the published router's is 0.44 s."""
@@ -42,22 +45,30 @@ class LbgrRouter(ray_internals.KVAwareRouter):  # type: ignore[misc]  # Ray's pr
         if not candidate_replicas:
             return []
         request = self._route_request(pending_request)
+        wish = _argument(pending_request, Wish) or NO_WISH
         by_id = {ray_internals.replica_unique_id(replica): replica for replica in candidate_replicas}
-        decision = self._live.state.decide(request, list(by_id), time.time())
+        candidates = [wish.pin] if wish.pin in by_id else list(by_id)
+        decision = self._live.state.decide(request, candidates, time.time(), router=wish.router)
         if self._alone:
             asyncio.get_running_loop().call_later(ALONE_EXPIRY_S, self._expire, request.request_id)
         return [[by_id[decision.replica_id]]]
 
     def _route_request(self, pending_request: Any) -> RouteRequest:
-        for arg in pending_request.args if pending_request is not None else ():
-            if isinstance(arg, RouteRequest):
-                return arg
+        request = _argument(pending_request, RouteRequest)
+        if request is not None:
+            return request
         token_ids = (pending_request.kwargs if pending_request else {}).get(ray_internals.REQUEST_TOKEN_IDS_KWARG)
         hashes = self._live.hashes(token_ids) if token_ids else ()
         return RouteRequest(uuid.uuid4().hex, len(token_ids or ()), hashes)
 
     def _expire(self, request_id: str) -> None:
         self._live.state.expire(request_id, time.time())
+
+
+def _argument(pending_request: Any, kind: type[T]) -> T | None:
+    """The positional argument of that class, as the ingress gives them to `ray_internals.pick_replica`."""
+    args = pending_request.args if pending_request is not None else ()
+    return next((arg for arg in args if isinstance(arg, kind)), None)
 
 
 def _settings_alone(settings: dict[str, Any] | None) -> RouterSettings:

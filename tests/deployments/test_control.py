@@ -10,7 +10,7 @@ from serve_app.config import RouterSettings, RoutingDocument, RoutingWeights
 from serve_app.deployments.control import FairwayControl
 from serve_app.deployments.weights_store import WeightsStore
 from serve_app.policies.prefill_profile import PrefillProfile
-from serve_app.router.routing_state import RoutingState
+from serve_app.router.routing_state import RouteRequest, RoutingState
 
 TOKEN = "a-token-long-enough"
 BEARER = f"Bearer {TOKEN}"
@@ -28,6 +28,9 @@ class Ingresses:
             raise ConnectionError("nobody there")
         if method == "state":
             return Answers([state.snapshot(0.0) for state in self.states])
+        if method == "explain":
+            records = [state.decisions.get(*args) for state in self.states]
+            return Answers([record and record.as_row() for record in records])
         assert method == "apply_routing"
         return Answers([state.apply(*args) for state in self.states])
 
@@ -122,3 +125,17 @@ async def test_nobody_to_ask_is_503_with_the_reason(tmp_path: Path) -> None:
         await _control(tmp_path, ingresses).state()
     assert refused.value.status_code == 503
     assert "nobody there" in refused.value.detail
+
+
+async def test_decision_is_told_by_the_ingress_that_made_it(tmp_path: Path) -> None:
+    ingresses = Ingresses(1, 1)
+    ingresses.states[1].decide(RouteRequest("q1", 90), ["r1", "r2"], 0.0)
+    explanation = await _control(tmp_path, ingresses).decision("q1")
+    assert (explanation["request_id"], explanation["weights_version"]) == ("q1", 1)
+    assert {terms["replica_id"] for terms in explanation["candidates"]} == {"r1", "r2"}
+
+
+async def test_decision_that_nobody_remembers_is_404_and_says_which_id_to_give(tmp_path: Path) -> None:
+    with pytest.raises(HTTPException, match=r"'q9'.*x-fairway-request-id") as refused:
+        await _control(tmp_path, Ingresses(1, 1)).decision("q9")
+    assert refused.value.status_code == 404

@@ -70,7 +70,13 @@ async def test_answer_carries_replica_prediction_and_hits(forwarder: EventForwar
         b"x-fairway-replica": b"replica-1",
         b"x-fairway-predicted-ms": b"12.5",
         b"x-fairway-hit-tokens": b"64",
+        b"x-fairway-request-id": b"id-1",
     }
+
+
+async def test_note_on_a_wish_reaches_the_client(forwarder: EventForwarder) -> None:
+    start, _ = await _run(_answering(200), forwarder, [*TRUSTED, (middleware.NOTE_HEADER.encode(), b"ignored: why")])
+    assert dict(start["headers"])[b"x-fairway-note"] == b"ignored: why"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-from serve_app.router.ray_internals import refuse_trusted_fields
+from serve_app.router.ray_internals import refuse_trusted_fields, take_completion_ids
 
 
 class Serving:
@@ -44,3 +44,31 @@ async def test_request_without_them_passes_unchanged() -> None:
     before = request.model_copy(deep=True)
     await serving.create_chat_completion(request)
     assert serving.given == before
+
+
+class Rendering:
+    """vLLM's completions handler, remembering the prompt that it was to render."""
+
+    def __init__(self) -> None:
+        self.prompt: Any = None
+
+    async def render_completion_request(self, request: Any) -> None:
+        self.prompt = request.prompt
+
+
+async def test_completion_is_rendered_from_the_ingress_ids_which_go_no_further() -> None:
+    serving = Rendering()
+    take_completion_ids(SimpleNamespace(state=SimpleNamespace(openai_serving_completion=serving)))
+    request = CompletionRequest.model_validate({"prompt": "x"})
+    request.kv_transfer_params = {"prompt_token_ids": [7, 8]}
+    await serving.render_completion_request(request)
+    assert serving.prompt == [7, 8]
+    assert not request.kv_transfer_params
+
+
+async def test_completion_without_ingress_ids_is_rendered_from_its_text() -> None:
+    serving = Rendering()
+    take_completion_ids(SimpleNamespace(state=SimpleNamespace(openai_serving_completion=serving)))
+    await serving.render_completion_request(CompletionRequest.model_validate({"prompt": "x"}))
+    assert serving.prompt == "x"
+    take_completion_ids(SimpleNamespace(state=SimpleNamespace()))

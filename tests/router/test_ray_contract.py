@@ -61,6 +61,7 @@ def test_private_method_takes_what_we_pass(owner: str, method: str, parameters: 
         ("LLMServer", "_default_engine_cls"),
         ("LLMServer", "self._llm_config"),
         ("LLMServer", "self.engine"),
+        ("Tokenizer", "self._renderer = OnlineRenderer("),
     ],
 )
 def test_private_attribute_is_still_used_by_its_class(owner: str, text: str) -> None:
@@ -143,3 +144,16 @@ def test_proxy_contract_of_the_routing_answer() -> None:
 def test_free_ports_are_distinct() -> None:
     ports = ray_internals.free_ports(20, "127.0.0.1")
     assert len(set(ports)) == 20
+
+
+def test_completions_handler_renders_by_the_method_that_we_wrap() -> None:
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+
+    assert "await self.render_completion_request(request)" in inspect.getsource(OpenAIServingCompletion)
+
+
+@pytest.mark.parametrize("method", ["warmup", "render_chat", "render_completion"])
+def test_renderer_has_the_methods_that_the_ingress_calls(method: str) -> None:
+    from vllm.renderers.online_renderer import OnlineRenderer
+
+    assert callable(getattr(OnlineRenderer, method))
