@@ -17,7 +17,8 @@ from serve_app.sim.experiments import EXPERIMENTS, Options
 from serve_app.sim.experiments.base import RECORDED_PARTS, each, suffix
 from serve_app.sim.experiments.eviction import mixed_targets, worst_targets
 from serve_app.sim.experiments.ordering import best_that_does_not_starve, six_targets, worst_miss
-from serve_app.sim.experiments.routing import PUBLISHED_INSIDE, default_over_all, parity
+from serve_app.sim.experiments.routing import PUBLISHED_INSIDE
+from serve_app.sim.experiments.routing_targets import all_over_pairs, default_over_all, parity
 from serve_app.sim.grid import Case
 from serve_app.sim.report import Target
 from serve_app.sim.step_time import DEVICES
@@ -122,14 +123,14 @@ def test_seed_and_traces_say_which_traces_are_run(name: str) -> None:
         return {case.scenario.seed for case in EXPERIMENTS[name].cases(options)}
 
     data = None if name == "scenarios" else SOMEWHERE
-    designed = {"dynamic": 10, "evict-worst": 5, "evict-mixed": 5, "evict-protect": 3}.get(name, 1)
+    designed = {"dynamic": 10, "evict-worst": 5, "evict-mixed": 5, "evict-protect": 3, "gsp": 5}.get(name, 1)
     assert seeds(Options(data=data)) == set(range(designed))
     assert seeds(Options(seed=40, data=data)) == set(range(40, 40 + designed))
     assert seeds(Options(seed=40, traces=2, data=data)) == {40, 41}
     one = scenarios_of(name, Options(seed=40, traces=1, data=data))
     two = scenarios_of(name, Options(seed=40, traces=2, data=data))
     assert len(two) == 2 * len(one)
-    if name not in ("dynamic", "decode", "evict-worst", "evict-mixed", "evict-protect", "ablation"):
+    if name not in ("dynamic", "decode", "evict-worst", "evict-mixed", "evict-protect", "ablation", "gsp"):
         assert not any(scenario.endswith("-seed40") for scenario in one)
     assert all(re.search(r"-seed4[01]$", scenario) for scenario in two)
 
@@ -153,16 +154,16 @@ def test_each_pairs_every_scenario_with_every_policy() -> None:
 
 
 @pytest.mark.parametrize("name", ROUTING)
-def test_our_router_with_the_published_parts_is_run_once_in_every_scenario_of_several_replicas(name: str) -> None:
+def test_defaults_are_run_once_in_every_scenario_of_several_replicas(name: str) -> None:
     cases = cases_of(name)
     for scenario in scenarios_of(name):
         policies = [one.policies for one in cases if one.scenario.name == scenario]
-        assert policies.count(PUBLISHED_INSIDE) == 1
-        assert policies.count(Policies()) == (name == "defaults")
+        assert policies.count(Policies()) == (name != "sweep")
+        assert policies.count(PUBLISHED_INSIDE) == (name in ("sweep", "defaults"))
 
 
 def test_every_policy_that_the_settings_know_is_run_somewhere() -> None:
-    run = [case.policies for name in ("gsp", "dynamic", "ablation", "evict-worst") for case in cases_of(name)]
+    run = [case.policies for name in ("gsp", "chat", "dynamic", "ablation", "evict-worst") for case in cases_of(name)]
     orderings = get_args(EnginePolicy.model_fields["ordering"].annotation)
     routers = get_args(RoutingDocument.model_fields["router"].annotation)
     evictions = get_args(EnginePolicy.model_fields["eviction"].annotation)
@@ -221,7 +222,8 @@ def test_recorded_parts_have_enough_requests() -> None:
         ("flood", worst_miss),
         ("evict-worst", worst_targets),
         ("evict-mixed", mixed_targets),
-        *((name, default_over_all) for name in ("gsp", "chat", "longdoc", "trace", "joint")),
+        *((name, default_over_all) for name in ("gsp", "chat", "longdoc", "trace")),
+        ("joint", all_over_pairs),
         ("faults", parity),
     ],
 )

@@ -72,6 +72,6 @@ def each(scenarios: Sequence[Scenario], policies: Sequence[Policies]) -> list[Ca
     return [Case(scenario, one) for scenario in scenarios for one in policies]
 
 
-def suffix(options: Options, seed: int) -> str:
-    """Of the scenarios that one trace is enough for: further traces are told apart, a single one has the plain name."""
-    return f"-seed{seed}" if len(options.seeds(1)) > 1 else ""
+def suffix(options: Options, seed: int, designed: int = 1) -> str:
+    """What tells several traces apart; a single one has the plain name. Args: designed: traces by default."""
+    return f"-seed{seed}" if len(options.seeds(designed)) > 1 else ""

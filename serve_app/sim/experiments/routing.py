@@ -14,13 +14,12 @@ from serve_app.sim.experiments.base import (
     RECORDED_PARTS,
     Experiment,
     Options,
-    Rows,
     each,
     suffix,
 )
+from serve_app.sim.experiments.routing_targets import all_over_pairs, default_over_all, parity
 from serve_app.sim.grid import Case, Scenario
 from serve_app.sim.network import Fault, Network
-from serve_app.sim.report import Target
 from serve_app.sim.run import Cluster
 from serve_app.sim.scenarios.cluster import (
     DEVICE,
@@ -55,25 +54,34 @@ ROUTERS = (
     "lbgr-published",
     "lbgr",
 )
-EVICTIONS, ORDERINGS = ("lru", "rlt"), ("fcfs", "fairway")
-PUBLISHED_BASELINE = ("fcfs", "lru", "cache-aware-0.5")
-"""Ordering, eviction and router that the published figures are compared with."""
+ORDERINGS, EVICTIONS = ("fcfs", Policies().ordering), ("lru", Policies().eviction)
+"""Inside the replicas: plain vLLM's, and ours by default."""
+STOCK, OURS = zip(ORDERINGS, EVICTIONS, strict=True)
 PUBLISHED_INSIDE = Policies("lbgr", "fairway", "rlt")
 """Our router with ordering and eviction inside as published; what they are by default is compared in `defaults`."""
-
-EVERY_COMBINATION = [
-    Policies(router, ordering, eviction) for router in ROUTERS for eviction in EVICTIONS for ordering in ORDERINGS
+GSP_SEEDS = 5
+GSP_ROUTERS = [name for name in ROUTERS if name not in ("least-work", "power-of-two", "prefix-affinity-8")]
+"""Without those that are far behind where prefixes are shared; `trace`, `chat` and `longdoc` have every one."""
+GSP_POLICIES = [
+    *(Policies(router, *inside) for router in GSP_ROUTERS for inside in (STOCK, OURS)),
+    *(Policies(router, "fcfs", "rlt") for router in ("cache-aware-0.5", "lbgr-published")),
 ]
+"""Every router with plain vLLM's ordering and eviction inside and with ours, and the published rows."""
 
 
-def gsp_scenario(rate_per_s: float, options: Options, seed: int) -> Scenario:
+def gsp_scenario(rate_per_s: float, options: Options, seed: int, designed: int = 1) -> Scenario:
+    """Args: designed: traces that the experiment was designed for."""
     build = partial(build_gsp, replace(GSP, rate_per_s=rate_per_s), cluster_of(), seed)
-    return Scenario(f"gsp-{rate_per_s:g}{suffix(options, seed)}", build, seed)
+    return Scenario(f"gsp-{rate_per_s:g}{suffix(options, seed, designed)}", build, seed)
 
 
 def gsp_cases(options: Options) -> list[Case]:
-    scenarios = [gsp_scenario(rate_per_s, options, seed) for seed in options.seeds(1) for rate_per_s in RATES_PER_S]
-    return each(scenarios, EVERY_COMBINATION)
+    scenarios = [
+        gsp_scenario(rate_per_s, options, seed, GSP_SEEDS)
+        for rate_per_s in RATES_PER_S
+        for seed in options.seeds(GSP_SEEDS)
+    ]
+    return each(scenarios, GSP_POLICIES)
 
 
 LONG_BLOCK_TOKENS = 64
@@ -130,18 +138,14 @@ def trace_scenarios(options: Options) -> list[Scenario]:
     ]
 
 
+EVERY_ROUTER = [Policies(router, *inside) for router in ROUTERS for inside in (STOCK, OURS)]
 ALL_THREE = [
     Policies(router, ordering, eviction)
-    for router in ("round-robin", "cache-aware-0.4", "lbgr-published", "lbgr")
+    for router in (BASELINE.router, "cache-aware-0.4", "lbgr")
     for eviction in EVICTIONS
     for ordering in ORDERINGS
 ]
-
-ROUTED = [
-    *(Policies(router, "fcfs", "lru") for router in ROUTERS if router not in {one.router for one in ALL_THREE}),
-    *ALL_THREE,
-]
-"""Every router with LRU under FCFS, and the interesting ones with everything."""
+"""Each of our decisions on and off, from what a cluster does without us, and from the best cache-aware rule."""
 
 
 def joint_cases(options: Options) -> list[Case]:
@@ -211,12 +215,12 @@ HALF_LIVES_S, AFFINITIES, RESIDUAL_BOUNDS_S = (
     (0.0, 1.0, 4.0, 8.0, 16.0),
     (0.001, 10.0, 1_000.0),
 )
-PRICED = [replace(PUBLISHED_INSIDE, weights={"affinity": value}) for value in AFFINITIES]
-"""What the price of a prefix's home does; the default is run beside them."""
+PRICED = [replace(PUBLISHED_INSIDE, weights={"affinity": value, "affinity_load": 0.0}) for value in AFFINITIES]
+"""What a fixed price of a prefix's home does; the default, which follows load, is run beside them."""
 WEIGHTED = [
     *PRICED,
     *(Policies("lbgr-published", "fcfs", "lru", weights={"load_half_life_s": value}) for value in HALF_LIVES_S),
-    *(replace(PUBLISHED_INSIDE, weights={"affinity": 0.0, "load_half_life_s": value}) for value in HALF_LIVES_S),
+    *(replace(PUBLISHED_INSIDE, weights={"affinity_load": 0.0, "load_half_life_s": value}) for value in HALF_LIVES_S),
     *(replace(PUBLISHED_INSIDE, settings={"residual_bound_s": value}) for value in RESIDUAL_BOUNDS_S),
     replace(PUBLISHED_INSIDE, weights={"residual": 0.0}),
     PUBLISHED_INSIDE,
@@ -248,11 +252,11 @@ def sweep_cases(options: Options) -> list[Case]:
 
 
 FAULT_AT_S, FAULT_FOR_S = 60.0, 20.0
-FAULT_ROUTERS = [replace(PUBLISHED_INSIDE, router=router) for router in ROUTERS]
+FAULT_ROUTERS = [replace(Policies(), router=router) for router in ROUTERS]
 
 
 def fault_cases(options: Options) -> list[Case]:
-    """Where learned routing is known to fail; ordering and eviction inside are as published."""
+    """Where learned routing is known to fail; ordering and eviction inside are ours."""
     six = replace(SMALL_GSP, rate_per_s=6.0)
     ten = replace(SMALL_GSP, rate_per_s=10.0)
     restart, slow = Fault(FAULT_AT_S, 1, "restart", FAULT_FOR_S), Fault(FAULT_AT_S, 1, "slow", factor=2.0)
@@ -271,46 +275,6 @@ def fault_cases(options: Options) -> list[Case]:
     return each(scenarios, FAULT_ROUTERS)
 
 
-def _by_policies(rows: Rows, scenario: str) -> dict[tuple[str, str, str], dict[str, float]]:
-    return {
-        (row["ordering"], row["eviction"], row["router"]): row
-        for row in rows
-        if row["scenario"] == scenario and row["phase"] == "all"
-    }
-
-
-DEFAULT = ("fairway", "rlt", "lbgr")
-
-
-def default_over_all(rows: Rows) -> list[Target]:
-    """Our router with the published parts: P50 at most a tenth of the published baseline's, both at most the best's."""
-    targets = []
-    for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        here = _by_policies(rows, scenario)
-        if DEFAULT not in here:
-            continue
-        ours, others = here[DEFAULT], [row for names, row in here.items() if names != DEFAULT]
-        if PUBLISHED_BASELINE in here:
-            bound = here[PUBLISHED_BASELINE]["ttft_p50_s"] / 10
-            targets.append(Target.at_most(f"{scenario}/default/p50 over published/10", ours["ttft_p50_s"], bound))
-        for field in ("ttft_p50_s", "ttft_p95_s"):
-            best = min(row[field] for row in others)
-            targets.append(Target.at_most(f"{scenario}/default/{field[5:8]} over the best other", ours[field], best))
-    return targets
-
-
-def parity(rows: Rows) -> list[Target]:
-    """LBGR within 5 % of least work where there is nothing to learn, and no worse than it under faults."""
-    targets = []
-    for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        here = _by_policies(rows, scenario)
-        least = here["fairway", "rlt", "least-work"]
-        slack = 1.05 if scenario.startswith(("no-shared-prefix", "two-replicas")) else 1.0
-        for field in ("ttft_p50_s", "ttft_p95_s"):
-            targets.append(Target.at_most(f"{scenario}/lbgr/{field[5:8]}", here[DEFAULT][field], slack * least[field]))
-    return targets
-
-
 PARAMETERS = {"device": f"{DEVICE} with Llama-3.1-8B, derived", "replicas": NUM_REPLICAS, "max_step_tokens": 2_048}
 APPROXIMATIONS = (
     *COMMON_APPROXIMATIONS,
@@ -323,15 +287,15 @@ APPROXIMATIONS = (
 
 
 def _chat_cases(options: Options) -> list[Case]:
-    return each(chat_scenarios(options), ROUTED)
+    return each(chat_scenarios(options), EVERY_ROUTER)
 
 
 def _longdoc_cases(options: Options) -> list[Case]:
-    return each(longdoc_scenarios(options), ROUTED)
+    return each(longdoc_scenarios(options), EVERY_ROUTER)
 
 
 def _trace_cases(options: Options) -> list[Case]:
-    return each(trace_scenarios(options), ROUTED)
+    return each(trace_scenarios(options), EVERY_ROUTER)
 
 
 EXPERIMENTS = tuple(
@@ -370,7 +334,7 @@ EXPERIMENTS = tuple(
         (
             "joint",
             joint_cases,
-            default_over_all,
+            all_over_pairs,
             {},
         ),
         (
