@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from serve_app.config import RoutingWeights
 
-HOME_SLACK_S, HOME_SLACK = 4.0, 1.0
+HOME_SLACK_S, HOME_SLACK = 2.0, 0.5
 """A home may be so much more loaded than another replica and still get its prefix, whatever the price: so many seconds,
 and so many times the mean load."""
 

@@ -120,7 +120,7 @@ class Views:
             hit_s=self._profile.hit_s(hit),
             queue_s=queue_s,
             affinity_s=prefill_s(elsewhere, hit) - prefill_s(0, hit) if elsewhere else 0.0,
-            residual_s=0.0,
+            residual_s=self._estimator.choice_s(replica_id),
             num_open=self._ledger.num_open(replica_id),
             num_queued=self._ledger.num_working(replica_id),
             home_bound_s=shared.home_bound_s,
@@ -128,7 +128,7 @@ class Views:
             is_trusted=is_trusted,
         )
         correction_s = self._estimator.predict_s(replica_id, features_of(view))
-        return replace(view, correction_s=correction_s, residual_s=self._estimator.bounded_s(correction_s))
+        return replace(view, correction_s=correction_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def test_prediction_recovers_from_absurd_observations_and_a_choice_stays_bounded
         estimator.observe(A, dict.fromkeys(draw(rng), 1_000_000_000.0), explicit_s, observed_s)
     for _ in range(50):
         wild = {name: rng.uniform(-1e12, 1e12) for name in draw(rng)}
-        assert abs(estimator.bounded_s(estimator.predict_s(A, wild))) <= 0.5
+        assert abs(estimator.choice_s(A)) <= 0.5
         assert abs(estimator.predict_s(A, wild)) <= 2 * TARGET_LIMIT_S
     teach(estimator, lambda _: 0.2, 300, rng)
     assert estimator.predict_s(A, draw(rng)) == pytest.approx(0.2, abs=0.1)
@@ -80,6 +80,21 @@ def test_replica_that_differs_gets_a_term_of_its_own_which_goes_with_it() -> Non
     estimator.forget(B)
     assert estimator.predict_s(B, draw(rng)) == pytest.approx(0.6, abs=0.12)
     assert estimator.errors(B).predictions == 0 < estimator.errors(A).predictions
+
+
+def test_choice_heeds_a_replica_s_own_term_within_its_bound_and_no_noise() -> None:
+    estimator, rng = ResidualEstimator(0.5, 16), random.Random(8)
+    beyond_noise = 0
+    for _ in range(1_000):
+        for replica_id in (A, B):
+            estimator.observe(replica_id, draw(rng), 1.0, 1.0 + rng.gauss(0.3, 0.2))
+        beyond_noise += estimator.choice_s(A) != 0.0
+    assert beyond_noise < 20
+    for _ in range(60):
+        for replica_id, slower_s in ((A, 0.0), (B, 3.0)):
+            estimator.observe(replica_id, draw(rng), 1.0, 1.3 + slower_s + rng.gauss(0, 0.2))
+    assert estimator.choice_s(B) == 0.5
+    assert estimator.choice_s(A) <= 0.0 == estimator.choice_s("new")
 
 
 def test_interval_covers_nine_of_ten_observations_of_steady_noise() -> None:

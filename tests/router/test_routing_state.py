@@ -286,7 +286,7 @@ def test_learner_corrects_predictions_once_it_is_warm() -> None:
         state.on_batch(batch(home, i, closed(f"{i}", ttft_s=0.41)), i + 0.5)
     decision = state.decide(RouteRequest("r", 100), REPLICAS, 100.0)
     assert decision.predicted_s == pytest.approx(0.41, abs=0.03)
-    assert decision.candidates[0].residual_s == pytest.approx(0.3, abs=0.03)
+    assert decision.candidates[0].residual_s == pytest.approx(0.0, abs=0.02)
     assert decision.service_s == pytest.approx(0.11)
 
 
