@@ -8,6 +8,7 @@ followed is likewise ignored, and a note in the answer says so.
 import asyncio
 import gc
 import logging
+import math
 import os
 import time
 import uuid
@@ -27,6 +28,7 @@ from serve_app.observability.metrics import RoutingMetrics
 from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.router import ray_internals
 from serve_app.router.block_hashes import seed_fingerprint
+from serve_app.router.kv_event_feed import FeedState
 from serve_app.router.lifecycle import LifecycleBatch
 from serve_app.router.live_routing import LiveRouting, share_routing_state
 from serve_app.router.routing_state import RouteRequest
@@ -38,6 +40,13 @@ BODY_TRUNCATED_HEADER = "x-body-truncated"
 PUBLISH_EVERY_S = 5.0
 
 ingress_app = FastAPI(openapi_url=None)
+
+
+# It stands above the class because `serve.ingress` pickles the routes while the class is being made.
+def feed_figures(feed: FeedState) -> dict[str, float | None]:
+    """Seconds of one replica's KV-event feed, ready for JSON; None before the first sign of life or batch."""
+    figures = {"silent_s": feed.silent_s, "lag_s": feed.lag_s}
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
 @serve.ingress(ingress_app)
@@ -114,6 +123,11 @@ class FairwayIngress:
             "untokenised": dict(self._untokenised),
             "wishes": dict(self._wishes.counts),
             "kv_events": asdict(self._live.subscriber.counters),
+            "feeds": {
+                replica["replica_id"]: feed_figures(feed)
+                for replica in snapshot["replicas"]
+                if (feed := self._live.subscriber.feed(replica["replica_id"])) is not None
+            },
             "hash_seed": seed_fingerprint(),
         }
 

@@ -35,11 +35,19 @@ ENGINE_HITS = (
 ERROR = "avg(ray_fairway_residual_error_seconds)"
 EXPLICIT_ERROR = "avg(ray_fairway_explicit_error_seconds)"
 BIAS = "avg(ray_fairway_residual_bias_seconds)"
+REPLICA_ERROR = "max by (replica) (ray_fairway_replica_error_seconds)"
+REPLICA_COVERAGE = "max by (replica) (ray_fairway_replica_coverage_ratio) > 0"
 COLD = "sum(ray_fairway_residual_cold)"
 SAMPLES = "sum(ray_fairway_residual_samples)"
 DRIFTS = "sum(increase(ray_fairway_residual_drifts_total[$__rate_interval]))"
 GAPS = "sum(increase(ray_fairway_kv_event_gaps_total[$__rate_interval]))"
 RESETS = "sum(increase(ray_fairway_kv_event_resets_total[$__rate_interval]))"
+SILENCE = "max by (replica) (ray_fairway_kv_event_silence_seconds)"
+LAG = "max by (replica) (ray_fairway_kv_event_lag_seconds)"
+COLD_DECISIONS = "sum(rate(ray_fairway_decisions_cold_total[$__rate_interval]))"
+STALE_DECISIONS = "sum(rate(ray_fairway_decisions_stale_view_total[$__rate_interval]))"
+OVERLOADED_HOMES = "sum(rate(ray_fairway_decisions_home_overloaded_total[$__rate_interval]))"
+EXPLORED = "sum(rate(ray_fairway_decisions_explored_total[$__rate_interval]))"
 LOST_BATCHES = "sum(increase(ray_fairway_lifecycle_batches_lost_total[$__rate_interval]))"
 ORPHANS = "sum(increase(ray_fairway_orphaned_reservations_total[$__rate_interval]))"
 VERSION = "max(ray_fairway_weights_version)"
@@ -103,6 +111,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ((ERROR, "with correction"), (EXPLICIT_ERROR, "explicit terms alone")),
         ),
         Panel("Bias", "s", "Mean of observed minus predicted.", ((BIAS, "bias"),)),
+        Panel("Error by replica", "s", "Mean absolute error of the predicted TTFT.", ((REPLICA_ERROR, REPLICA),)),
+        Panel(
+            "Interval coverage by replica",
+            "percentunit",
+            "Share of TTFTs within the interval that is meant to hold 90 %.",
+            ((REPLICA_COVERAGE, REPLICA),),
+        ),
         Panel(
             "Learner",
             "short",
@@ -132,6 +147,23 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             "KV-event gaps and index resets, life-cycle batches lost, reservations released as orphans.",
             ((GAPS, "KV gaps"), (RESETS, "index resets"), (LOST_BATCHES, "batches lost"), (ORPHANS, "orphans")),
+        ),
+        Panel(
+            "Guard rails",
+            "reqps",
+            "Decisions with a cold learner, with untrusted KV events, away from an overloaded home, and at random.",
+            (
+                (COLD_DECISIONS, "cold learner"),
+                (STALE_DECISIONS, "stale view"),
+                (OVERLOADED_HOMES, "home overloaded"),
+                (EXPLORED, "explored"),
+            ),
+        ),
+        Panel(
+            "KV-event feeds",
+            "s",
+            "Time since each feed was heard, and how late its last batch came.",
+            ((SILENCE, f"silence {REPLICA}"), (LAG, f"lag {REPLICA}")),
         ),
     ),
 }

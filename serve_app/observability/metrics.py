@@ -1,15 +1,18 @@
 """Names, units and meaning of every Prometheus metric that fairway-serve adds, and their way out by Ray's exporter.
 
 Ray puts `ray_` before each name. vLLM's and Serve's own metrics are used where they exist and not repeated; the ones
-that our dashboard reads are listed in `VLLM_METRICS` and `SERVE_METRICS`. docs/metrics.md holds the same tables.
+that our dashboard reads are listed in `VLLM_METRICS` and `SERVE_METRICS`. docs/metrics.md holds the same tables; what
+an ingress' snapshot says for each name is in `readings`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ray.util import metrics as ray_metrics
+
+from serve_app.observability.readings import REPLICA_GAUGES, counter_readings, gauge_readings
 
 EXPORT_PREFIX = "ray_"
 """What Ray's exporter puts before every name, ours, vLLM's and Serve's alike."""
@@ -41,6 +44,11 @@ ENGINE: tuple[Metric, ...] = (
 METRICS: tuple[Metric, ...] = (
     Metric("fairway_decisions_total", "counter", "Routing decisions, by the rule in force when counted.", ("router",)),
     Metric("fairway_decisions_unknown_length_total", "counter", "Decisions for prompts of unknown length."),
+    Metric("fairway_decisions_cold_total", "counter", "Decisions without the residual model, which was cold."),
+    Metric("fairway_decisions_stale_view_total", "counter", "Decisions among candidates with untrusted KV events."),
+    Metric("fairway_decisions_home_overloaded_total", "counter", "Decisions that left a prefix's overloaded home."),
+    Metric("fairway_decisions_explored_total", "counter", "Decisions drawn at random."),
+    Metric("fairway_wishes_total", "counter", "Wishes of clients by note, `followed` where there is none.", ("note",)),
     Metric("fairway_untokenised_total", "counter", "Bodies routed without token ids, by reason.", ("reason",)),
     Metric("fairway_requests_total", "counter", "Requests that ended, by outcome.", ("outcome",)),
     Metric("fairway_prompt_tokens_total", "counter", "Prompt tokens of all decisions."),
@@ -54,19 +62,38 @@ METRICS: tuple[Metric, ...] = (
     Metric("fairway_lifecycle_batches_late_total", "counter", "Life-cycle batches repeated, late or of the dead."),
     Metric("fairway_replica_restarts_total", "counter", "Times that a replica showed a new incarnation."),
     Metric("fairway_kv_event_batches_total", "counter", "Batches of KV events applied to the prefix index."),
+    Metric("fairway_kv_event_batches_replayed_total", "counter", "Of those, batches that came by replay."),
+    Metric("fairway_kv_event_batches_dead_total", "counter", "Batches of a former incarnation, thrown away."),
+    Metric("fairway_kv_events_total", "counter", "KV events applied to the prefix index."),
     Metric("fairway_kv_event_gaps_total", "counter", "Gaps in the sequence of KV events."),
     Metric("fairway_kv_event_resets_total", "counter", "Times that a replica's part of the prefix index was cleared."),
+    Metric("fairway_kv_event_restarts_total", "counter", "Of those, because its engine had restarted."),
     Metric("fairway_kv_event_decode_errors_total", "counter", "KV-event messages that could not be read."),
     Metric("fairway_index_forgotten_blocks_total", "counter", "KV blocks given up because the prefix index was full."),
     Metric("fairway_residual_drifts_total", "counter", "Times that the residual model started anew."),
     Metric("fairway_replica_load_seconds", "gauge", "Assigned work that is left, seconds of prefill.", ("replica",)),
     Metric("fairway_replica_open_requests", "gauge", "Open reservations, decoding ones included.", ("replica",)),
     Metric("fairway_replica_indexed_blocks", "gauge", "KV blocks that the prefix index credits.", ("replica",)),
+    Metric("fairway_replica_events_untrusted", "gauge", "1 while its KV events are untrusted, else 0.", ("replica",)),
+    Metric("fairway_replica_predictions", "gauge", "Predicted TTFTs that could be scored.", ("replica",)),
+    Metric("fairway_replica_error_seconds", "gauge", "Mean absolute error of its predicted TTFTs.", ("replica",)),
+    Metric("fairway_replica_bias_seconds", "gauge", "Mean of observed minus predicted TTFT.", ("replica",)),
+    Metric("fairway_replica_interval_seconds", "gauge", "Half-width of the interval for 9 of 10 TTFTs.", ("replica",)),
+    Metric("fairway_replica_coverage_ratio", "gauge", "Share of TTFTs that its interval held.", ("replica",)),
+    Metric("fairway_kv_event_silence_seconds", "gauge", "Time since its KV-event feed was last heard.", ("replica",)),
+    Metric("fairway_kv_event_lag_seconds", "gauge", "Age of its last KV-event batch when applied.", ("replica",)),
     Metric("fairway_residual_samples", "gauge", "Observations since the residual model last started anew."),
     Metric("fairway_residual_cold", "gauge", "1 while the residual model has too few observations and adds 0, else 0."),
     Metric("fairway_residual_error_seconds", "gauge", "Mean absolute error of the predicted TTFT."),
     Metric("fairway_residual_bias_seconds", "gauge", "Mean of observed minus predicted TTFT."),
+    Metric("fairway_residual_interval_seconds", "gauge", "Half-width of the interval for 9 of 10 TTFTs."),
+    Metric("fairway_residual_coverage_ratio", "gauge", "Share of TTFTs that their interval held."),
     Metric("fairway_explicit_error_seconds", "gauge", "Mean absolute error of the explicit terms alone."),
+    Metric("fairway_pressure_requests", "gauge", "Requests that a second of wasted prefill would delay."),
+    Metric("fairway_index_entries", "gauge", "(replica, KV block) pairs in the prefix index."),
+    Metric("fairway_index_max_entries", "gauge", "Most that it may hold."),
+    Metric("fairway_index_expected_entries", "gauge", "Pairs with credit that no KV event has confirmed yet."),
+    Metric("fairway_index_bytes", "gauge", "Estimated memory of the prefix index."),
     Metric("fairway_weights_version", "gauge", "Version of the routing document in force."),
     EMULATED,
     *ENGINE,
@@ -95,73 +122,6 @@ SERVE_METRICS: Mapping[str, str] = {
 }
 """Ray Serve's own that the dashboard reads."""
 
-OUTCOMES = ("finished", "aborted", "rejected", "failed")
-Reading = tuple[str, dict[str, str], float]
-"""Name, labels, value."""
-
-_TOTALS = {
-    "fairway_decisions_unknown_length_total": "unknown_length",
-    "fairway_prompt_tokens_total": "prompt_tokens",
-    "fairway_predicted_hit_tokens_total": "hit_tokens",
-    "fairway_observed_prompt_tokens_total": "observed_prompt_tokens",
-    "fairway_observed_cached_tokens_total": "observed_cached_tokens",
-    "fairway_moved_requests_total": "moved",
-    "fairway_orphaned_reservations_total": "orphans",
-    "fairway_lifecycle_batches_total": "batches",
-    "fairway_lifecycle_batches_lost_total": "batches_lost",
-    "fairway_lifecycle_batches_late_total": "batches_late",
-    "fairway_replica_restarts_total": "restarts",
-    "fairway_index_forgotten_blocks_total": "index_blocks_forgotten",
-}
-_KV_EVENTS = {
-    "fairway_kv_event_batches_total": "batches",
-    "fairway_kv_event_gaps_total": "gaps",
-    "fairway_kv_event_resets_total": "resets",
-    "fairway_kv_event_decode_errors_total": "decode_errors",
-}
-_REPLICA = {
-    "fairway_replica_load_seconds": "load_s",
-    "fairway_replica_open_requests": "num_open",
-    "fairway_replica_indexed_blocks": "index_blocks",
-}
-_RESIDUAL = {
-    "fairway_residual_samples": "samples",
-    "fairway_residual_cold": "cold",
-    "fairway_residual_error_seconds": "mae_s",
-    "fairway_residual_bias_seconds": "bias_s",
-    "fairway_explicit_error_seconds": "explicit_mae_s",
-}
-
-
-def counter_readings(snapshot: Mapping[str, Any]) -> Iterator[Reading]:
-    """What the snapshot says was counted since its ingress started.
-
-    Args:
-        snapshot: `RoutingState.snapshot`, with the ingress' `untokenised` and `kv_events` where it has them.
-    """
-    totals = snapshot["totals"]
-    yield "fairway_decisions_total", {"router": snapshot["router"]}, totals["decisions"]
-    yield "fairway_residual_drifts_total", {}, snapshot["residual"]["drifts"]
-    for name, field in _TOTALS.items():
-        yield name, {}, totals[field]
-    for outcome in OUTCOMES:
-        yield "fairway_requests_total", {"outcome": outcome}, totals[outcome]
-    for reason, count in snapshot.get("untokenised", {}).items():
-        yield "fairway_untokenised_total", {"reason": reason}, count
-    kv_events = snapshot.get("kv_events", {})
-    for name, field in _KV_EVENTS.items():
-        yield name, {}, kv_events.get(field, 0)
-
-
-def gauge_readings(snapshot: Mapping[str, Any]) -> Iterator[Reading]:
-    """What the snapshot says of this moment; `snapshot` as for `counter_readings`."""
-    yield "fairway_weights_version", {}, snapshot["version"]
-    for name, field in _RESIDUAL.items():
-        yield name, {}, float(snapshot["residual"][field])
-    for replica in snapshot["replicas"]:
-        for name, field in _REPLICA.items():
-            yield name, {"replica": replica["replica_id"]}, replica[field]
-
 
 class RoutingMetrics:
     """Publishes one ingress' snapshots, off the request path; one per process, told apart by Ray's WorkerId."""
@@ -180,7 +140,7 @@ class RoutingMetrics:
         A replica that left goes to 0, for Ray's gauges can't be taken back. A figure that is not finite is left out.
 
         Args:
-            snapshot: as for `counter_readings`.
+            snapshot: as for `readings.counter_readings`.
         """
         for name, labels, total in counter_readings(snapshot):
             self._advance(name, labels, total)
@@ -199,7 +159,7 @@ class RoutingMetrics:
 
     def _forget_departed(self, present: set[str]) -> None:
         for departed in self._replicas - present:
-            for name in _REPLICA:
+            for name in REPLICA_GAUGES:
                 self._gauges[name].set(0.0, tags={"replica": departed})
         self._replicas = present
 

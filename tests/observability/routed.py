@@ -8,6 +8,7 @@ from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.router.kv_events import KvEventCounters
 from serve_app.router.lifecycle import Closed, FirstToken, LifecycleBatch, Opened
 from serve_app.router.routing_state import RouteRequest, RoutingState
+from serve_app.router.wishes import BAD_PIN
 
 
 def routed_state(num_requests: int = 6, replica_ids: tuple[str, ...] = ("a", "b")) -> RoutingState:
@@ -26,6 +27,15 @@ def routed_state(num_requests: int = 6, replica_ids: tuple[str, ...] = ("a", "b"
 
 def ingress_snapshot(state: RoutingState, now_s: float = 110.0, **added: Any) -> dict[str, Any]:
     """What `FairwayIngress.state` answers."""
-    kv_events = asdict(KvEventCounters(batches=7, gaps=1, resets=1, decode_errors=1))
-    reasons = {"no JSON object": 2, "body too long": 1}
-    return {"ingress": "i", **state.snapshot(now_s), "untokenised": reasons, "kv_events": kv_events, **added}
+    kv_events = KvEventCounters(
+        batches=7, events=9, gaps=1, replayed=2, resets=1, decode_errors=1, restarts=1, dead_batches=3
+    )
+    return {
+        "ingress": "i",
+        **state.snapshot(now_s),
+        "untokenised": {"no JSON object": 2, "body too long": 1},
+        "wishes": {"": 4, BAD_PIN: 1},
+        "kv_events": asdict(kv_events),
+        "feeds": {"a": {"silent_s": 0.5, "lag_s": 0.01}, "b": {"silent_s": 3.0, "lag_s": None}},
+        **added,
+    }

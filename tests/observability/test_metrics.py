@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.config import RouterSettings
 from serve_app.observability.metrics import (
     EMULATED,
     ENGINE,
@@ -16,14 +17,17 @@ from serve_app.observability.metrics import (
     EngineMetrics,
     Metric,
     RoutingMetrics,
-    counter_readings,
-    gauge_readings,
     publish_emulated,
 )
+from serve_app.observability.readings import FOLLOWED, REPLICA_GAUGES, counter_readings, gauge_readings
+from serve_app.policies.prefill_profile import PrefillProfile
+from serve_app.router.routing_state import RouteRequest, RoutingState
+from serve_app.router.wishes import BAD_PIN
 from tests.observability.routed import ingress_snapshot, routed_state
 
 ROOT = Path(__file__).parents[2]
-UNITS = ("seconds", "tokens", "blocks", "requests", "batches", "samples", "version", "cold", "emulated")
+UNITS = ("seconds", "tokens", "blocks", "requests", "batches", "entries", "bytes", "ratio", "samples", "predictions")
+STATES = ("version", "cold", "emulated", "untrusted")
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -67,7 +71,7 @@ def test_every_name_follows_prometheus_conventions() -> None:
     for one in METRICS:
         assert re.fullmatch(r"fairway_[a-z]+(_[a-z]+)*", one.name), one.name
         assert one.name.endswith("_total") == (one.kind == "counter"), one.name
-        assert one.kind == "counter" or one.name.endswith(UNITS), one.name
+        assert one.kind == "counter" or one.name.endswith((*UNITS, *STATES)), one.name
         assert not re.search(r"_(ms|s|secs|percent|perc)(_|$)", one.name), f"{one.name} is not in a base unit"
         assert one.meaning.endswith("."), one.name
 
@@ -93,10 +97,17 @@ def test_published_figures_are_those_of_the_state() -> None:
         (("reason", "body too long"),): 1,
     }
     assert values["fairway_kv_event_gaps_total"] == {(): 1}
+    assert values["fairway_kv_event_batches_dead_total"] == {(): 3}
+    assert values["fairway_decisions_cold_total"] == {(): 6}
+    assert values["fairway_decisions_stale_view_total"] == {}
+    assert values["fairway_wishes_total"] == {(("note", FOLLOWED),): 4, (("note", BAD_PIN),): 1}
     assert sum(values["fairway_replica_open_requests"].values()) == 1
+    assert sum(values["fairway_replica_predictions"].values()) == 5
     assert values["fairway_replica_load_seconds"].keys() == {(("replica", "a"),), (("replica", "b"),)}
     assert values["fairway_residual_cold"] == {(): 1.0}
     assert values["fairway_weights_version"] == {(): 1}
+    assert values["fairway_index_entries"] == {(): state.index.num_entries}
+    assert values["fairway_index_max_entries"] == {(): state.index.max_entries}
 
 
 def test_counters_move_by_the_difference_when_published_again() -> None:
@@ -120,14 +131,43 @@ def test_a_replica_that_left_goes_to_zero() -> None:
     after.set_replicas(["a"])
     values = published(before, ingress_snapshot(after))
     gone = (("replica", "b"),)
-    assert all(values[f"fairway_replica_{name}"][gone] == 0.0 for name in ("load_seconds", "open_requests"))
-    assert values["fairway_replica_indexed_blocks"][gone] == 0.0
+    assert {name: values[name][gone] for name in REPLICA_GAUGES} == dict.fromkeys(REPLICA_GAUGES, 0.0)
 
 
 def test_a_snapshot_without_the_ingress_parts_publishes_the_rest() -> None:
     values = published(routed_state().snapshot(110.0))
     assert values["fairway_untokenised_total"] == {} == values["fairway_kv_event_gaps_total"]
+    assert values["fairway_kv_event_lag_seconds"] == {} == values["fairway_wishes_total"]
     assert values["fairway_decisions_total"]
+
+
+def test_a_replica_shows_the_errors_of_its_own_predictions() -> None:
+    state = RoutingState(RouterSettings(), PrefillProfile.flat(), block_size_tokens=16)
+    state.set_replicas(["a", "b"])
+    for observed_s in (0.5, 0.7):
+        state.estimator.observe("a", {"queue_s": 0.1}, 0.4, observed_s)
+    values = published(ingress_snapshot(state))
+    a, b = (("replica", "a"),), (("replica", "b"),)
+    assert values["fairway_replica_predictions"] == {a: 2, b: 0}
+    assert values["fairway_replica_error_seconds"] == {a: pytest.approx(0.2), b: 0.0}
+    assert values["fairway_replica_bias_seconds"][a] == pytest.approx(0.2)
+    assert values["fairway_replica_coverage_ratio"] == {a: 0.0, b: 0.0}
+    assert values["fairway_residual_interval_seconds"] == {(): values["fairway_replica_interval_seconds"][a]}
+
+
+def test_only_a_replica_whose_events_are_untrusted_shows_so_and_counts_decisions() -> None:
+    state = routed_state(2)
+    state.trust_events_of(lambda replica_id: replica_id == "a")
+    state.decide(RouteRequest("late", 400), ["a", "b"], 108.0)
+    values = published(ingress_snapshot(state))
+    assert values["fairway_replica_events_untrusted"] == {(("replica", "a"),): 0.0, (("replica", "b"),): 1.0}
+    assert values["fairway_decisions_stale_view_total"] == {(): 1}
+
+
+def test_a_feed_without_an_event_shows_its_silence_only() -> None:
+    values = published(ingress_snapshot(routed_state()))
+    assert values["fairway_kv_event_silence_seconds"] == {(("replica", "a"),): 0.5, (("replica", "b"),): 3.0}
+    assert values["fairway_kv_event_lag_seconds"] == {(("replica", "a"),): 0.01}
 
 
 def test_a_figure_that_is_not_finite_is_left_out() -> None:
