@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.config import RoutingDocument
+from serve_app.config import IngressSettings, RoutingDocument
 from serve_app.router import wishes
 from serve_app.router.wishes import NO_WISH, Wish, WishLog, parse_wish
 
@@ -88,3 +88,7 @@ def test_log_counts_every_wish_and_keeps_the_last() -> None:
     log.keep("q3", Wish(note=wishes.BAD_PIN))
     assert log.counts == {"": 3, wishes.BAD_PIN: 1}
     assert [log.get(f"q{number}") for number in range(4)] == [None, None, Wish(pin="r2"), Wish(note=wishes.BAD_PIN)]
+
+
+def test_wishes_are_not_allowed_unless_the_settings_say_so() -> None:
+    assert IngressSettings().allow_wishes is False

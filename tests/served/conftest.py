@@ -26,10 +26,11 @@ def model_dir() -> Path:
 
 
 def local_config(cluster: LocalCluster) -> dict[str, Any]:
-    """configs/local.yaml as an operator would deploy it, with this run's token and directories."""
+    """configs/local.yaml as an operator would deploy it, with this run's token and directories, and wishes allowed."""
     config: dict[str, Any] = deepcopy(yaml.safe_load((ROOT / "configs" / "local.yaml").read_text()))
     serving, control = config["applications"]
     serving["args"]["model"]["source"] = str(model_dir())
+    serving["args"]["ingress"] = {"allow_wishes": True}
     engine = serving["args"]["engine"]
     engine["prefill_profile"] = str(ROOT / engine["prefill_profile"])
     control["args"].update(token=cluster.token, state_dir=str(cluster.run_dir / "control"))

@@ -1,8 +1,6 @@
-"""Wishes on the served application, deployed to allow them: pins, rules, notes, and the whole explanation."""
+"""Wishes on the served application, which allows them here: pins, rules, notes, and the whole explanation."""
 
 import time
-from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 
 import httpx
@@ -11,9 +9,9 @@ import pytest
 
 from serve_app.local_cluster import LocalCluster
 from serve_app.router import wishes
-from tests.served.conftest import State, local_config
+from tests.served.conftest import State
 
-pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.usefixtures("allowed", "nothing_left_open")]
+pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.usefixtures("nothing_left_open")]
 
 MODEL = "smollm2-135m-instruct"
 CHAT = "/v1/chat/completions"
@@ -22,26 +20,6 @@ CHAT = "/v1/chat/completions"
 def _body(said: Any = None, **fields: Any) -> dict[str, Any]:
     wish = {} if said is None else {"fairway": said}
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2, **wish, **fields}
-
-
-def _wait_for_note(http: httpx.Client, note: str) -> None:
-    """Until every ingress replica answers a wish that is no object with `note`: they are replaced one by one."""
-    deadline_s, in_a_row = time.monotonic() + 120, 0
-    while in_a_row < 6:
-        assert time.monotonic() < deadline_s, f"no {note!r} in 120 s"
-        answer = http.post(CHAT, json=_body("no object"))
-        in_a_row = in_a_row + 1 if answer.headers.get("x-fairway-note") == note else 0
-
-
-@pytest.fixture(scope="module")
-def allowed(cluster: LocalCluster, http: httpx.Client) -> Iterator[None]:
-    config = deepcopy(local_config(cluster))
-    config["applications"][0]["args"]["ingress"] = {"allow_wishes": True}
-    cluster.deploy(config, timeout_s=300)
-    _wait_for_note(http, wishes.NO_OBJECT)
-    yield
-    cluster.deploy(local_config(cluster), timeout_s=300)
-    _wait_for_note(http, wishes.NOT_ALLOWED)
 
 
 @pytest.fixture
