@@ -21,7 +21,8 @@ RoutingRule = Callable[[RoutingWeights, Sequence[ReplicaView], random.Random, in
 SGLANG_BALANCE_ABS = 32
 """SGLang balances load when the open requests of two workers differ by more than this."""
 SGLANG_BALANCE_REL = 1.0001
-"""And the most is more than so many times the least; its command line's default, the Rust default is 1.1."""
+"""And the most is more than so many times the least. Both as in the published comparisons; sglang-router 0.3.2 ships 64
+and 1.5, and a match threshold of 0.3."""
 RAY_MATCH_THRESHOLD = 0.1
 """Ray's rule follows a match from this share of the prompt on."""
 PUBLISHED_TICK_S, PUBLISHED_KEPT = 0.02, 31 / 32
@@ -83,7 +84,7 @@ def lmetric(
     """LMetric: least miss tokens x batch size; equals in random order.
 
     The reading taken is the abstract's: "new prefill tokens" are this request's miss tokens alone, without those that
-    wait on the replica, and hits are the KV events'. The batch size counts this request too (open + 1): else an idle
+    wait on the replica, and hits are the prefix index'. The batch size counts this request too (open + 1): else an idle
     replica would cost nothing whatever it lacks.
     """
 

@@ -43,7 +43,7 @@ class ReplicaView:
     affinity_s: float
     """Prefill seconds of the tokens held elsewhere."""
     residual_s: float
-    """The regression's correction as far as it may count in the choice; may be negative."""
+    """The regression's correction as far as it counts in the choice; may be negative."""
     num_open: int
     """Requests open on the replica."""
     routed_tokens: int = 0
@@ -54,8 +54,6 @@ class ReplicaView:
     """Place among replicas of equally long history, smaller first: arbitrary, but fixed for the prefix they share."""
     num_queued: int = 0
     """Of those, requests without a token."""
-    correction_s: float = 0.0
-    """The regression's correction, whole."""
     home_bound_s: float = math.inf
     """Most that the affinity term may be; one figure for all candidates."""
     pressure: float = 0.0
@@ -78,7 +76,8 @@ class CandidateTerms:
     total_s: float
     """Sum of the weighted terms: what LBGR compares."""
     predicted_s: float
-    """Predicted TTFT: miss, hit, queue and the whole correction, without weights and the affinity price, at least 0."""
+    """Expected TTFT: miss, hit, queue and residual, without weights and the affinity price, at least 0. The pick's is
+    corrected further in `Decision.predicted_s`."""
 
 
 def predict_terms(weights: RoutingWeights, view: ReplicaView) -> CandidateTerms:
@@ -90,7 +89,7 @@ def predict_terms(weights: RoutingWeights, view: ReplicaView) -> CandidateTerms:
         affinity_cost_s(weights, view),
         weights.residual * view.residual_s,
     )
-    predicted_s = max(0.0, view.miss_s + view.hit_s + view.queue_s + view.correction_s)
+    predicted_s = max(0.0, view.miss_s + view.hit_s + view.queue_s + view.residual_s)
     return CandidateTerms(view.replica_id, view.hit_tokens, *terms_s, sum(terms_s), predicted_s)
 
 

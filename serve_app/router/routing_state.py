@@ -94,6 +94,8 @@ class RoutingState:
         views = self._views_of(request, replica_ids, rule, now_s)
         ranked = RULES[rule](self.document.weights, views, self._rng, self.totals.decisions)
         pick = next(view for view in views if view.replica_id == ranked[0].replica_id)
+        explicit_s = pick.miss_s + pick.hit_s + pick.queue_s
+        features = features_of(pick)
         decision = Decision(
             request_id=request.request_id,
             replica_id=pick.replica_id,
@@ -101,13 +103,14 @@ class RoutingState:
             weights_version=self.document.version,
             prompt_tokens=request.prompt_tokens,
             hit_tokens=pick.hit_tokens,
-            predicted_s=ranked[0].predicted_s,
+            predicted_s=max(0.0, explicit_s + self.estimator.predict_s(pick.replica_id, features)),
             service_s=pick.miss_s + pick.hit_s,
             decided_at_s=now_s,
             candidates=tuple(ranked),
         )
         self._assign(request, decision, now_s)
-        self._keep(request, decision, pick)
+        teaches = request.num_prompts == 1 and request.prompt_tokens > 0
+        self.decisions.keep(Record(decision, features, explicit_s, teaches))
         self._count(request, decision, pick)
         self.totals.stale_view += not all(view.is_trusted for view in views)
         return decision
@@ -210,11 +213,6 @@ class RoutingState:
         self._views.assigned(decision.replica_id, decision.service_s, hashes, now_s)
         if decision.router in HISTORY_RULES:
             self.history.record(decision.replica_id, hashes)
-
-    def _keep(self, request: RouteRequest, decision: Decision, pick: ReplicaView) -> None:
-        explicit_s = pick.miss_s + pick.hit_s + pick.queue_s
-        teaches = request.num_prompts == 1 and request.prompt_tokens > 0
-        self.decisions.keep(Record(decision, features_of(pick), explicit_s, teaches))
 
     def _count(self, request: RouteRequest, decision: Decision, pick: ReplicaView) -> None:
         totals, first = self.totals, decision.candidates[0]

@@ -1,7 +1,7 @@
 """What the router knows of each candidate for one request, gathered from the parts that know it."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from serve_app.policies.prefill_profile import PrefillProfile
 from serve_app.router.choice import HOME_SLACK, HOME_SLACK_S, ReplicaView
@@ -111,7 +111,7 @@ class Views:
         num_prompts, prefill_s = shared.request.num_prompts, self._profile.prefill_s_one
         miss = (shared.request.prompt_tokens or UNKNOWN_PROMPT_TOKENS) - hit
         elsewhere = shared.best_tokens - hit
-        view = ReplicaView(
+        return ReplicaView(
             replica_id=replica_id,
             hit_tokens=hit,
             miss_tokens=miss,
@@ -127,8 +127,6 @@ class Views:
             pressure=shared.pressure,
             is_trusted=is_trusted,
         )
-        correction_s = self._estimator.predict_s(replica_id, features_of(view))
-        return replace(view, correction_s=correction_s)
 
 
 @dataclass(frozen=True, slots=True)

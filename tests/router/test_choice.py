@@ -36,19 +36,18 @@ def test_cost_is_the_weighted_sum_and_prediction_the_plain_one_without_the_price
             queue_s=0.25,
             affinity_s=8.0,
             residual_s=-0.125,
-            correction_s=-0.5,
             pressure=0.5,
         ),
     )
     assert (terms.miss_s, terms.hit_s, terms.queue_s, terms.affinity_s) == (2.0, 1.5, 1.0, 24.0)
     assert terms.residual_s == -0.75
     assert terms.total_s == 27.75
-    assert terms.predicted_s == 1.25
+    assert terms.predicted_s == 1.625
     assert (terms.replica_id, terms.hit_tokens) == ("a", 7)
 
 
 def test_prediction_is_never_below_zero() -> None:
-    assert predict_terms(WEIGHTS, view(residual_s=-1.0, correction_s=-1.0)).predicted_s == 0.0
+    assert predict_terms(WEIGHTS, view(residual_s=-1.0)).predicted_s == 0.0
     assert predict_terms(WEIGHTS, view(residual_s=-1.0)).total_s < 0
 
 
