@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-# vLLM reads it when it is imported.
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+if __name__ == "__main__":  # vLLM reads it when it is imported; a test that imports this module must not be silenced
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import numpy as np
 import typer

@@ -14,7 +14,10 @@ from tests.emulation.test_emulated_worker import FAST, add, prompt
 def main() -> None:
     """Start, run into the crash, print, stop."""
     os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_PREFIX="EMULATED ", VLLM_LOGGING_STREAM="ext://sys.stderr"
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_PREFIX="EMULATED ",
+        VLLM_LOGGING_STREAM="ext://sys.stderr",
+        VLLM_LOGGING_LEVEL="INFO",
     )
     with tempfile.TemporaryDirectory() as directory:
         model = write_tiny_llama(Path(directory))

@@ -9,6 +9,9 @@ from serve_app.sim.experiments.routing import sweep_points
 from serve_app.sim.workloads import FAMILIES
 from tests.sim.test_experiments import ORDERINGS, ROUTERS, cases_of, policies_of, scenarios_of
 
+INSIDES = (("fcfs", "lru"), (EnginePolicy().ordering, EnginePolicy().eviction))
+"""Ordering and eviction: plain vLLM's, and ours."""
+
 
 def test_dynamic_has_ten_traces_of_four_families_under_every_ordering() -> None:
     families = ("filing", "retrieval", "hit-heavy", "mixed")
@@ -91,25 +94,25 @@ def test_protection_is_on_and_off_with_all_else_alike() -> None:
     assert labels == list(product(("fcfs", "fairway"), evictions, ("round-robin",)))
 
 
-def test_gsp_has_four_rates_under_every_combination() -> None:
-    assert scenarios_of("gsp") == ["gsp-8", "gsp-12", "gsp-14", "gsp-16"]
+def test_gsp_has_four_rates_with_plain_and_with_our_parts_inside() -> None:
+    assert scenarios_of("gsp") == [f"gsp-{rate}-seed{seed}" for rate in (8, 12, 14, 16) for seed in range(5)]
     for case in cases_of("gsp"):
-        params, cluster, _ = case.scenario.build.args
+        params, cluster, seed = case.scenario.build.args
         assert (params.num_groups, params.prompts_per_group, params.output_tokens) == (128, 32, 4)
         assert params.prompt_tokens == (512, 1_024, 2_048, 4_096, 8_192)
         assert params.ideal_hit_rate == pytest.approx(0.484, abs=5e-4)
-        assert case.scenario.name == f"gsp-{params.rate_per_s:g}"
+        assert case.scenario.name == f"gsp-{params.rate_per_s:g}-seed{seed}"
         assert cluster.num_replicas == 4
-    combinations = set(policies_of(cases_of("gsp"), "gsp-12"))
-    assert set(product(("fcfs", "fairway"), ("lru", "rlt"), ROUTERS)) <= combinations
+    combinations = set(policies_of(cases_of("gsp"), "gsp-12-seed0"))
+    rivals = ROUTERS - {"least-work", "power-of-two"}
+    assert {(*inside, router) for inside in INSIDES for router in rivals} <= combinations
 
 
 @pytest.mark.parametrize("name", ["chat", "longdoc", "trace"])
 def test_every_router_is_run_on_every_other_workload(name: str) -> None:
     for scenario in scenarios_of(name):
         labels = policies_of(cases_of(name), scenario)
-        assert {router for _, _, router in labels} >= ROUTERS
-        assert {("fcfs", "lru", "cache-aware-0.5"), ("fairway", "rlt", "lbgr")} <= set(labels)
+        assert {(*inside, router) for inside in INSIDES for router in ROUTERS} <= set(labels)
 
 
 def test_joint_has_each_decision_alone_each_pair_and_all_three() -> None:
@@ -118,7 +121,8 @@ def test_joint_has_each_decision_alone_each_pair_and_all_three() -> None:
     assert scenarios_of("joint") == [*workloads, "conversation", "synthetic"]
     for scenario in scenarios_of("joint"):
         labels = policies_of(cases, scenario)
-        assert set(product(("fcfs", "fairway"), ("lru", "rlt"), ("round-robin", "lbgr"))) <= set(labels)
+        orderings, evictions = zip(*INSIDES, strict=True)
+        assert set(product(orderings, evictions, ("round-robin", "lbgr"))) <= set(labels)
 
 
 def test_defaults_are_compared_with_the_published_parts_and_with_none() -> None:

@@ -181,7 +181,10 @@ def test_same_seed_gives_the_same_rows_and_another_seed_others() -> None:
     ("ask", "says"),
     [
         (lambda: cases_of("gps", Options()), "EXPERIMENT is 'gps'; it must be one of dynamic, "),
-        (lambda: cases_of("gsp", Options(), "gsp-9"), "--scenario is 'gsp-9'; it must match one of gsp-8, gsp-12"),
+        (
+            lambda: cases_of("gsp", Options(), "gsp-9"),
+            "--scenario is 'gsp-9'; it must match one of gsp-8-seed0, gsp-8-seed1",
+        ),
         (lambda: cases_of("trace", Options()), "its scenarios need the recorded data"),
     ],
 )

@@ -65,7 +65,7 @@ def test_every_experiment_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "one of dynamic"),
         (["nothing"], "'nothing'"),
-        (["gsp", "--scenario", "gsp-9"], "gsp-8, gsp-12"),
+        (["gsp", "--scenario", "gsp-9"], "gsp-8-seed0, gsp-8-seed1"),
         (["gsp", "--traces", "0"], "--traces"),
         (["trace", "--data", "/nowhere"], "/nowhere"),
     ],
