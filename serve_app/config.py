@@ -148,7 +148,7 @@ class RoutingWeights(Settings):
     """Seconds that the replica's cached tokens still cost."""
     queue: float = Field(default=1.0, gt=0.0, le=1_000.0, allow_inf_nan=False)
     """Seconds of work already assigned to the replica; above 0, or load would be ignored and one replica flooded."""
-    affinity: Weight = 0.0
+    affinity: Weight = 0.5
     """Price of recomputing here what another replica has cached: how firmly a prefix stays at its home at rest."""
     affinity_load: Weight = 0.1
     """How much that price rises with load: multiple of the requests that a second of wasted work would delay

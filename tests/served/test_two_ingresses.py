@@ -24,7 +24,7 @@ from tests.served.emulated_cluster import (
 __all__ = ["served"]
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
-BURST = 24
+BURST = 48
 STALE_S = 1.0
 """Bound of the time from one ingress' reservation to the other's knowing of it, on a machine that is not overloaded."""
 
