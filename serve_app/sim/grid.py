@@ -126,6 +126,7 @@ def source_fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
+CPU_DECIMALS = 3
 CPU_SECONDS = ".seconds"
 """Suffix of the file beside a finished run's that says how long it took."""
 
@@ -163,9 +164,9 @@ def _run(task: _Task) -> Result:
     replica_ids = list(simulation.replicas)
     with _collector_off():
         found = columns(simulation.run(built.arrivals), replica_ids)
-    cpu_s = time.process_time() - started_s
+    cpu_s = round(time.process_time() - started_s, CPU_DECIMALS)  # as it is kept, so that a resumed sum is the same
     if path is not None:
-        path.with_suffix(CPU_SECONDS).write_text(f"{cpu_s:.3f}")
+        path.with_suffix(CPU_SECONDS).write_text(f"{cpu_s:.{CPU_DECIMALS}f}")
         save_columns(path, found)  # last, as it says that the run is finished
     return index, found, cpu_s, False
 
