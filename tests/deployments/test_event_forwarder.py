@@ -76,7 +76,7 @@ async def test_batches_go_on_while_an_ingress_keeps_one_waiting(ingress: Ingress
     ingress.answering.clear()
     for number in range(3):
         forwarder.report(Opened(f"q{number}", 1.0))
-        await _until(lambda number=number: len(ingress.batches) == number + 2)  # type: ignore[misc]
+        await _until(lambda number=number: len(ingress.batches) == number + 2)  # type: ignore[misc]  # a default binds the loop variable
     await forwarder.close()
     assert [batch.seq for batch in ingress.batches] == [0, 1, 2, 3]
 
